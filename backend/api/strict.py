@@ -1,0 +1,97 @@
+"""JSON bodies read strictly: no NaN, no repeated keys, no deep nests; what is refused is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from backend.api.problems import ApiProblem
+
+MAX_DEPTH = 32
+
+
+def parse(body: bytes) -> Any:
+    """The value of a JSON text. Raises ``ApiProblem`` json_invalid."""
+    try:
+        value = json.loads(body, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
+    except RecursionError as error:
+        raise _invalid("it is nested too deeply") from error
+    except ValueError as error:
+        raise _invalid(str(error)) from error
+    if _depth_exceeds(value, MAX_DEPTH):
+        raise _invalid(f"it is nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def _invalid(why: str) -> ApiProblem:
+    return ApiProblem(400, "json_invalid", f"The body is not JSON that can be used: {why}.")
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is out of range")
+    return value
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a key is there twice")
+    return value
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return True
+
+
+class _StrictRequest(Request):
+    """A request whose JSON was read strictly before anybody asked for it."""
+
+    value: Any = None
+
+    async def json(self) -> Any:
+        return self.value
+
+
+class StrictRoute(APIRoute):
+    """A route whose body, if there is one, is JSON read by ``parse``."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            request = _StrictRequest(request.scope, request.receive)
+            body = await request.body()
+            if body:
+                _check_content_type(request)
+                request.value = parse(body)
+            return await handle(request)
+
+        return strict
+
+
+def _check_content_type(request: Request) -> None:
+    given = request.headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        shown = given[:60] or "no Content-Type"
+        raise ApiProblem(415, "content_type_unsupported", f"Send the body as application/json, not {shown}.")

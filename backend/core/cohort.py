@@ -1,0 +1,360 @@
+"""One run as one pure machine: ``handle(event, now) -> effects``, ``next_deadline()``, ``check()``, ``snapshot(now)``.
+
+    waiting  -> staging | forming | failed     the join window decides (join_window.py)
+    staging  -> waiting | forming | failed
+    forming  -> training | failed              every relay attached, every rank ready, rank 0's parameters everywhere
+    training -> done | failed                  epochs trained, or the operator, or too few survivors
+
+The cohort hears everything and passes it on: to the membership while the door is open, to the march (march.py) once the
+world is frozen. It decides on ``now`` alone, never on a clock; a sender's identity comes with the event, never from a message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend.core.config import RunConfig
+from backend.core.deaths import Casualty
+from backend.core.join_window import JoinWindow, can_move
+from backend.core.liveness import Liveness
+from backend.core.march import March
+from backend.core.membership import Membership
+from backend.core.views import cohort_view
+from backend.core.vocabulary import (
+    CheckpointWritten,
+    CloseLink,
+    Effect,
+    End,
+    Event,
+    ExpectRelays,
+    HostSaid,
+    LinkLost,
+    Operator,
+    RankSaid,
+    Record,
+    Refused,
+    RelayAttached,
+    RelayLost,
+    RoundBroken,
+    RoundFinished,
+    SendHost,
+    StrangerRefused,
+    Tick,
+)
+from backend.core.work import WorkError
+from backend.core.world import HostSeat, World
+from wire.messages import (
+    BatchDone,
+    ChunkDone,
+    EvalResult,
+    Exiting,
+    Hello,
+    HostHeartbeat,
+    Leaving,
+    LocalState,
+    Message,
+    ProbeReport,
+    RankExited,
+    RankFailed,
+    RankReady,
+    RelayExited,
+    RunEnded,
+    SyncAck,
+    TrainingPlan,
+    WorldFormed,
+)
+
+GENERATION = 0
+"""Raised when the world changes during a run; today it never does."""
+
+
+class Cohort:
+    """See the module's table. ``phase`` is its left column or an end; ``ended`` once ``End`` was emitted."""
+
+    def __init__(
+        self, run_id: int, config: RunConfig, *, run_salt: bytes, run_secret: bytes | None, job_hash: str, now: float
+    ) -> None:
+        self.run_id = run_id
+        self.config = config
+        self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash)
+        self.liveness = Liveness(config.heartbeat_timeout_seconds)
+        self.membership = Membership(run_id, config, self.window, self.liveness, run_salt, run_secret or b"")
+        self.march: March | None = None
+        self.created_at = now
+        self._door_phase = "waiting"
+        self._door_end: End | None = None
+        self._out: list[Effect] = []
+
+    # ------------------------------------------------------------------------------------------- the verbs
+
+    @property
+    def phase(self) -> str:
+        return self.march.phase if self.march is not None else self._door_phase
+
+    @property
+    def end(self) -> End | None:
+        """How the run ended, once it did."""
+        return self.march.end if self.march is not None else self._door_end
+
+    @property
+    def ended(self) -> bool:
+        return self.end is not None
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event at monotonic ``now``; answer with the effects, in the order they must be performed."""
+        if self.end is not None:
+            refused = Refused("run_over", f"the run is {self.phase}: {self.end.reason}")
+            return [refused] if isinstance(event, Operator) else []
+        self._out = []
+        before = self.phase
+        if self.march is None:
+            self._at_the_door(event, now)
+        else:
+            self._on_the_march(self.march, event, now)
+        assert before == self.phase or can_move(before, self.phase), f"{before} may not become {self.phase}"
+        return self._out
+
+    def next_deadline(self) -> float | None:
+        """The earliest moment at which a ``Tick`` may change something; none once the run is over."""
+        if self.ended:
+            return None
+        rest = self.march.deadline() if self.march is not None else self.window.next_deadline()
+        return min((at for at in (self.liveness.next_deadline(), rest) if at is not None), default=None)
+
+    def check(self) -> None:
+        """Assert every invariant; tests and the simulator call it after each event."""
+        self.window.check()
+        if self.march is not None:
+            self.march.check()
+
+    def snapshot(self, now: float) -> dict[str, Any]:
+        """The core's part of the run's view, JSON-ready; times relative to ``now``, in seconds."""
+        return cohort_view(self, now)
+
+    # ------------------------------------------------------------------------------------ while the door is open
+
+    def _at_the_door(self, event: Event, now: float) -> None:
+        match event:
+            case HostSaid(link=link, message=message, address=address):
+                self._out += self._candidate_said(link, message, address, now)
+            case LinkLost(link=link, reason=reason):
+                self._out += self.membership.link_lost(link, reason, now)
+            case StrangerRefused():
+                self._out += self.membership.stranger(event)
+            case Operator(act="abort" | "stop" as act, arguments=arguments):
+                by = str(arguments.get("by", "operator"))
+                self._close_the_door(
+                    f"{'Aborted' if act == 'abort' else 'Stopped'} by {by} before the world formed", by
+                )
+                return
+            case Operator(act=act, arguments=arguments):
+                self._out += self.membership.operate(act, arguments, now)
+            case Tick():
+                pass
+            case _:
+                raise AssertionError(f"{event} cannot happen before the world has formed")
+        self._out += self.membership.expire(now)
+        self._judge(now)
+
+    def _candidate_said(self, link: int, message: Message, address: str, now: float) -> list[Effect]:
+        member = self.window.member_of_link(link)
+        if member is not None:
+            self.liveness.heard(member.host, now)
+        match message:
+            case Hello():
+                return self.membership.hello(link, message, address, now)
+            case ProbeReport():
+                return self.membership.probed(link, message, now)
+            case HostHeartbeat():
+                return []
+            case Leaving(reason=reason):
+                return [*self.membership.link_lost(link, f"it left: {reason}", now), CloseLink(link, "left")]
+            case _:
+                reason = f"it sent {type(message).__name__} before the world formed"
+                return [*self.membership.link_lost(link, reason, now), CloseLink(link, reason)]
+
+    def _judge(self, now: float) -> None:
+        verdict = self.window.verdict(now)
+        if verdict.action == "fail":
+            self._close_the_door(verdict.reason)
+        elif verdict.action == "form":
+            self._form(verdict.reason, now)
+        elif verdict.phase != self._door_phase:
+            self._move(verdict.phase, verdict.reason)
+
+    def _form(self, reason: str, now: float) -> None:
+        """Freeze the world: number the ranks, tell every host its part, and send away who is still looking at the job."""
+        members = self.window.close(now)
+        self._out += self.membership.send_away_candidates()
+        world = World(
+            HostSeat(
+                host=member.host,
+                name=member.name,
+                address=member.address,
+                link=member.link,
+                ranks=member.ranks,
+                devices=member.devices,
+                versions=member.versions,
+                emulate_ms_per_batch=member.emulate_ms_per_batch,
+            )
+            for member in members
+        )
+        self._move("forming", reason)
+        reference = self.window.reference
+        self.march = March(
+            self.run_id,
+            self.config,
+            world,
+            self.liveness,
+            dataset_size=reference.dataset_size,
+            layout=reference.layout,
+            now=now,
+        )
+        self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
+        for seat in world.hosts.values():
+            self._out += self._tell_host(world, seat, reference.dataset_size)
+
+    def _tell_host(self, world: World, seat: HostSeat, dataset_size: int) -> list[Effect]:
+        config = self.config
+        plan = TrainingPlan(
+            run_id=self.run_id,
+            job=config.job,
+            params=dict(config.params),
+            mode=config.mode,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            seed=config.seed,
+            gamma=config.gamma,
+            verify_consensus=config.verify_consensus,
+            total_samples=dataset_size,
+        )
+        assignments = world.assignments(seat.host)
+        formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
+        rows: list[Effect] = [
+            Record(
+                "ranks",
+                {
+                    "rank": assignment.rank,
+                    "host": seat.host,
+                    "local_rank": assignment.local_rank,
+                    "device": assignment.device,
+                    "emulate_ms_per_batch": seat.emulate_ms_per_batch,
+                    "state": "starting",
+                },
+            )
+            for assignment in assignments
+        ]
+        return [*rows, SendHost(seat.link, formed)]
+
+    def _move(self, phase: str, reason: str) -> None:
+        self._door_phase = phase
+        self._out.append(Record("runs", {"phase": phase, "reason": ""}, durable=True))
+        text = f"The run is now {phase}: {reason}"
+        self._out.append(Record("events", {"kind": f"phase_{phase}", "level": "info", "text": text}, durable=True))
+
+    def _close_the_door(self, reason: str, by: str = "") -> None:
+        """No world comes of this window: every host that came is told why."""
+        self._door_phase = "failed"
+        self._door_end = End("failed", reason)
+        for link in self.window.links():
+            self._out += [SendHost(link, RunEnded(phase="failed", reason=reason)), CloseLink(link, reason)]
+        row = {"phase": "failed", "reason": reason, "stopped_by": by}
+        event = {"kind": "run_failed", "level": "warning" if by else "error", "text": reason}
+        self._out += [Record("runs", row, durable=True), Record("events", event, durable=True), self._door_end]
+
+    # ------------------------------------------------------------------------------------ once the world is frozen
+
+    def _on_the_march(self, march: March, event: Event, now: float) -> None:
+        march.out = self._out
+        match event:
+            case HostSaid(link=link, message=message, address=address):
+                self._host_said(march, link, message, address, now)
+            case RankSaid(rank=rank, message=message):
+                self._rank_said(march, rank, message, now)
+            case RoundFinished():
+                march.round_finished(event)
+            case RoundBroken():
+                march.round_broken(event, now)
+            case CheckpointWritten():
+                march.checkpoint_written(event)
+            case RelayAttached(host=host):
+                march.forming.relay_attached(host)
+            case RelayLost(host=host, reason=reason):
+                march.lose_host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
+            case LinkLost(link=link, reason=reason):
+                seat = march.world.host_of_link(link)
+                if seat is not None:
+                    march.lose_host(seat, f"the host's link was lost: {reason}", now)
+            case StrangerRefused():
+                self._out += self.membership.stranger(event)
+            case Operator(act=act, arguments=arguments):
+                self._operate(march, act, arguments, now)
+            case Tick():
+                pass
+        march.advance(now)
+
+    def _host_said(self, march: March, link: int, message: Message, address: str, now: float) -> None:
+        seat = march.world.host_of_link(link)
+        if seat is None:
+            self._out += self.membership.late_comer(link, message, address)
+            return
+        if seat.state in ("left", "lost"):
+            return
+        self.liveness.heard(seat.host, now)
+        match message:
+            case HostHeartbeat(ranks=ranks):
+                for progress in ranks:
+                    if progress.rank in seat.ranks:
+                        march.world.ranks[progress.rank].progress = progress
+            case RankExited(rank=rank, cause=cause) if rank in seat.ranks:
+                march.rank_exited(rank, cause, now)
+            case RelayExited(cause=cause):
+                how = cause.message or cause.signal or f"exit code {cause.code}"
+                march.lose_host(seat, f"its relay ended: {how}", now)
+            case Leaving(reason=reason):
+                march.lose_host(seat, f"the host left: {reason}", now)
+            case _:
+                march.lose_host(seat, f"it sent {type(message).__name__}, which has no place there", now)
+
+    def _rank_said(self, march: March, rank: int, message: Message, now: float) -> None:
+        seat = march.world.ranks[rank]
+        if not seat.alive:
+            return  # a zombie: its frames are void from the moment of its death
+        self.liveness.heard(seat.host, now)
+        training = march.phase == "training"
+        match message:
+            case BatchDone() if training:
+                march.training.batch_done(rank, message, now)
+            case ChunkDone() if training:
+                try:
+                    self._out += march.training.chunk_done(rank, message)
+                except WorkError as error:
+                    march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
+            case SyncAck():
+                march.cycle.acknowledge(rank, message)
+            case RankReady() if not training:
+                disagreement = march.forming.rank_ready(rank, message)
+                if disagreement:
+                    march.fail(f"The cohort could not form: {disagreement}", now)
+            case EvalResult():
+                self._out += march.evaluations.result(rank, message)
+            case LocalState():
+                self._out += march.checkpoints.local_state(rank, message)
+            case RankFailed():
+                seat.failure = message
+            case Exiting():
+                seat.exiting = True
+            case _:
+                what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
+                march.ranks_died([Casualty(rank, what)], now)
+
+    def _operate(self, march: March, act: str, arguments: dict[str, Any], now: float) -> None:
+        by = str(arguments.get("by", "operator"))
+        if act == "abort" or (act == "stop" and march.phase == "forming"):
+            march.stopping = by
+            march.fail(f"{'Aborted' if act == 'abort' else 'Stopped'} by {by}", now, level="warning")
+        elif act == "stop":
+            if not march.stop(by):
+                self._out.append(Refused("already_ending", "the run is ending already"))
+        else:
+            self._out.append(Refused("window_closed", f"the join window is closed; the run is {march.phase}"))

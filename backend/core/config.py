@@ -1,0 +1,141 @@
+"""A run's configuration: plain values, their defaults, and every refusal by name (behaviour B1, B2; design section 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MODES = ("cpu_sync", "cpu_cadence")
+"""Modes that run today; the collective and asynchronous ones are refused by name until they do."""
+PLANNED_MODES = ("cpu_async", "nccl_sync", "nccl_cadence")
+START_MODES = ("auto", "manual", "hybrid")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration: the field, a stable code, and a sentence with the cure."""
+
+    field: str
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """Everything the operator decides about a run. Times in seconds, sizes in samples or batches as named."""
+
+    job: str
+    name: str = ""
+    params: dict[str, Any] = field(default_factory=dict)
+    mode: str = "cpu_cadence"
+    batch_size: int = 32
+    epochs: int = 1
+    seed: int = 42
+
+    start_mode: str = "auto"
+    quorum: int = 2
+    """ranks that must have joined before the world may form"""
+    target: int | None = None
+    """ranks at which the window closes early; none waits for the clock or the operator"""
+    window_seconds: float = 300.0
+    cap_seconds: float = 600.0
+    open_admission: bool = False
+
+    gamma: float = 1.0
+    """work-weighting exponent of the parameter mass"""
+    initial_anchor: int = 10
+    """batches that the slow device does per window before tuning"""
+    min_anchor: int | None = None
+    max_anchor: int = 1000
+    overhead_target: float = 0.05
+    max_batch_diff: int | None = None
+    fixed_counts: tuple[int, ...] | None = None
+    """allotments by rank, forced: for experiments and exactness tests"""
+
+    heartbeat_seconds: float = 1.0
+    heartbeat_timeout_seconds: float = 30.0
+    forming_seconds: float = 120.0
+    """from the closing of the window until every rank must be ready"""
+    stall_seconds: float = 300.0
+    """a reduce or a chunk that makes no progress for this long ends the run"""
+    max_failure: float | None = None
+    """tolerated deaths: a count from 1 up, a fraction of the world below 1, none tolerates all but the last"""
+    verify_consensus: bool = True
+
+    def problems(self) -> list[Problem]:
+        """Everything that is wrong, in field order; empty for a configuration that may run."""
+        return list(self._problems())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The configuration as JSON-ready values."""
+        return asdict(self)
+
+    def _problems(self) -> Iterator[Problem]:
+        yield from self._training_problems()
+        yield from self._window_problems()
+        yield from self._time_problems()
+
+    def _training_problems(self) -> Iterator[Problem]:
+        if not self.job:
+            yield Problem("job", "job_missing", "name the job as path/file.py:Name")
+        if self.mode in PLANNED_MODES:
+            yield Problem(
+                "mode", "mode_unavailable", f"{self.mode} is not available yet; use one of {', '.join(MODES)}"
+            )
+        elif self.mode not in MODES:
+            yield Problem("mode", "mode_unknown", f"{self.mode!r} is not a mode; use one of {', '.join(MODES)}")
+        for name in ("batch_size", "epochs", "initial_anchor", "max_anchor"):
+            if getattr(self, name) < 1:
+                yield Problem(name, "below_minimum", f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0.01 <= self.overhead_target <= 0.5:
+            yield Problem("overhead_target", "out_of_range", "overhead_target must lie between 0.01 and 0.5")
+        if self.fixed_counts is not None and any(count < 1 for count in self.fixed_counts):
+            yield Problem("fixed_counts", "below_minimum", "every forced allotment must be at least 1 batch")
+
+    def _window_problems(self) -> Iterator[Problem]:
+        if self.start_mode not in START_MODES:
+            yield Problem("start_mode", "start_mode_unknown", f"start_mode must be one of {', '.join(START_MODES)}")
+        if self.quorum < 2:
+            yield Problem("quorum", "quorum_below_two", f"quorum must be at least 2 ranks, not {self.quorum}")
+        if self.target is not None and self.target < self.quorum:
+            yield Problem(
+                "target",
+                "target_below_quorum",
+                f"target {self.target} is below the quorum {self.quorum}; raise it or leave it out",
+            )
+        if self.start_mode == "manual" and self.target is not None:
+            yield Problem(
+                "target",
+                "manual_with_target",
+                "a manual window is closed by the operator only; leave target out or use hybrid",
+            )
+        if self.window_seconds <= 0:
+            yield Problem("window_seconds", "below_minimum", "window_seconds must be above 0")
+        if self.cap_seconds < self.window_seconds:
+            yield Problem(
+                "cap_seconds",
+                "cap_below_window",
+                f"the hard cap of {self.cap_seconds:g} s is below the window of {self.window_seconds:g} s; raise cap_seconds",
+            )
+
+    def _time_problems(self) -> Iterator[Problem]:
+        if self.heartbeat_seconds <= 0:
+            yield Problem("heartbeat_seconds", "below_minimum", "heartbeat_seconds must be above 0")
+        elif self.heartbeat_timeout_seconds < 3 * self.heartbeat_seconds:
+            yield Problem(
+                "heartbeat_timeout_seconds",
+                "heartbeat_timeout_too_short",
+                f"a heartbeat timeout of {self.heartbeat_timeout_seconds:g} s is under three heartbeats; "
+                f"use at least {3 * self.heartbeat_seconds:g}",
+            )
+        if self.stall_seconds < 10 * self.heartbeat_timeout_seconds:
+            yield Problem(
+                "stall_seconds",
+                "stall_ceiling_too_short",
+                f"the stall ceiling must be at least ten heartbeat timeouts ({10 * self.heartbeat_timeout_seconds:g} s)",
+            )
+        if self.forming_seconds <= 0:
+            yield Problem("forming_seconds", "below_minimum", "forming_seconds must be above 0")
+        if self.max_failure is not None and self.max_failure < 0:
+            yield Problem("max_failure", "below_minimum", "max_failure must not be negative")

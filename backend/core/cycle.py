@@ -1,0 +1,147 @@
+"""The reduce cycle: one round at a time, idle or pending, from the request for parameters to the last acknowledgement.
+
+    idle -> pending      open(): every living rank is asked for its parameters
+    pending -> pending   attempt aborted: a contributor died before the sum was complete; retry with the survivors
+    pending -> committed the reduce plane summed exactly the expected contributions
+    committed -> idle    every living rank adopted the consensus (behaviour F4 to F7, F11; design section 6)
+
+The cycle counts who contributes and who acknowledged; it adds no tensors and decides no allotment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from backend.core.vocabulary import AbortRound, Effect, OpenRound, RoundFinished, SendRank, SendRelay
+from wire.messages import RequestParams, RoundAborted, RoundCommitted, SyncAck
+
+INITIAL_ROUND = -1
+"""The number of the broadcast that makes every rank start from rank 0's parameters; rounds count from 0."""
+
+
+@dataclass(slots=True)
+class OpenedRound:
+    """The round that is open."""
+
+    round: int
+    attempt: int
+    opened_at: float
+    hosts: dict[int, tuple[int, ...]]
+    """expected contributions of this attempt, ranks by host"""
+    finished: RoundFinished | None = None
+    acks: dict[int, SyncAck] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> set[int]:
+        return {rank for ranks in self.hosts.values() for rank in ranks}
+
+
+class Cycle:
+    """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
+
+    def __init__(self, params_elements: int, buffers_elements: int) -> None:
+        self.params_elements = params_elements
+        self.buffers_elements = buffers_elements
+        self.next_round = INITIAL_ROUND
+        self.open: OpenedRound | None = None
+
+    @property
+    def phase(self) -> str:
+        """idle, pending (summing) or committed (adopting)."""
+        if self.open is None:
+            return "idle"
+        return "pending" if self.open.finished is None else "committed"
+
+    def start(self, hosts: dict[int, tuple[int, ...]], now: float) -> list[Effect]:
+        """Open the next round among these ranks."""
+        assert self.open is None, f"round {self.open and self.open.round} is still open"
+        self.open = OpenedRound(round=self.next_round, attempt=0, opened_at=now, hosts=hosts)
+        self.next_round += 1
+        return self._request()
+
+    def finished(self, event: RoundFinished) -> list[Effect]:
+        """The sum is complete: commit it, so that relays and ranks adopt what was streamed. A stale attempt changes nothing."""
+        current = self.open
+        if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
+            return []
+        assert set(event.steps) == current.ranks, f"accepted {sorted(event.steps)}, expected {sorted(current.ranks)}"
+        current.finished = event
+        commit = RoundCommitted(
+            round=event.round,
+            attempt=event.attempt,
+            realized=event.realized,
+            buffers_realized=event.buffers_realized,
+        )
+        return [SendRelay(host, commit) for host in current.hosts]
+
+    def retry(self, hosts: dict[int, tuple[int, ...]], reason: str) -> list[Effect]:
+        """Drop the attempt in which somebody died and ask the survivors again; their arenas are untouched."""
+        current = self.open
+        assert current is not None and current.finished is None, "only an unfinished attempt can be retried"
+        aborted = RoundAborted(round=current.round, attempt=current.attempt, reason=reason)
+        effects: list[Effect] = [AbortRound(current.round, current.attempt, reason)]
+        effects += [SendRelay(host, aborted) for host in hosts]
+        current.hosts = hosts
+        current.attempt += 1
+        return effects + self._request()
+
+    def abandon(self, reason: str) -> list[Effect]:
+        """Nobody is left to finish the round, or the run ends: drop it."""
+        current, self.open = self.open, None
+        if current is None or current.finished:
+            return []
+        return [AbortRound(current.round, current.attempt, reason)]
+
+    def acknowledge(self, rank: int, ack: SyncAck) -> bool:
+        """A rank adopted the consensus; whether that acknowledgement counts (a late one of another round does not)."""
+        current = self.open
+        if current is None or current.finished is None or ack.round != current.round:
+            return False
+        current.acks[rank] = ack
+        return True
+
+    def settled(self, alive: Iterable[int]) -> bool:
+        """Whether every living contributor has adopted the consensus."""
+        current = self.open
+        if current is None or current.finished is None:
+            return False
+        return all(rank in current.acks for rank in alive if rank in current.ranks)
+
+    def close(self) -> OpenedRound:
+        """Take the settled round out; the cycle is idle again."""
+        current = self.open
+        assert current is not None and current.finished is not None, "only a committed round can be closed"
+        self.open = None
+        return current
+
+    def check(self, alive: Iterable[int]) -> None:
+        """Only contributors acknowledge; an attempt that still sums expects living ranks only."""
+        current = self.open
+        if current is None:
+            return
+        assert set(current.acks) <= current.ranks, "an acknowledgement from a rank outside the round"
+        if current.finished is None:
+            assert not current.acks, "acknowledged before the commit"
+            assert current.ranks <= set(alive), f"round {current.round} waits for the dead {current.ranks - set(alive)}"
+        else:
+            assert set(current.finished.steps) == current.ranks, (
+                "the divisor is not built from the accepted contributions"
+            )
+
+    def _request(self) -> list[Effect]:
+        current = self.open
+        assert current is not None
+        initial = current.round == INITIAL_ROUND
+        effects: list[Effect] = [
+            OpenRound(
+                round=current.round,
+                attempt=current.attempt,
+                hosts=dict(current.hosts),
+                initial=initial,
+                params_elements=self.params_elements,
+                buffers_elements=self.buffers_elements,
+            )
+        ]
+        request = RequestParams(round=current.round, attempt=current.attempt, initial=initial)
+        return effects + [SendRank(rank, request) for rank in sorted(current.ranks)]

@@ -1,0 +1,72 @@
+"""What is written down when a rank dies: one row and one event each, with all that its host and itself could tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from backend.core.vocabulary import Record
+from backend.core.work import Range
+from backend.core.world import World
+from wire.messages import ExitCause
+
+
+@dataclass(frozen=True, slots=True)
+class Casualty:
+    """A rank that is about to be declared dead, why, and how its process ended if that is known."""
+
+    rank: int
+    reason: str
+    cause: ExitCause | None = None
+
+    def how(self) -> str:
+        """The exit in a few words: the exception, the signal, or the code."""
+        cause = self.cause
+        if cause is None:
+            return self.reason
+        if cause.exception:
+            return f"{cause.exception}: {cause.message}" if cause.message else cause.exception
+        if cause.signal:
+            return f"killed by {cause.signal}"
+        if cause.code == 0:
+            return "it exited with code 0 before the run was over"
+        return f"it exited with code {cause.code}" + (f": {cause.message}" if cause.message else "")
+
+    def sentence(self, world: World) -> str:
+        """Who died, where and how."""
+        return f"{world.where(self.rank)} died: {self.how()}"
+
+
+def death_records(
+    casualty: Casualty, world: World, *, last_round: int, returned: list[Range]
+) -> tuple[dict[str, Any], list[Record]]:
+    """The death's row, and the records that make it durable. ``last_round`` is -1 when none has closed."""
+    seat = world.ranks[casualty.rank]
+    host = world.hosts[seat.host]
+    cause, failure, progress = casualty.cause, seat.failure, seat.progress
+    samples = sum(piece.size for piece in returned)
+    row = {
+        "rank": casualty.rank,
+        "host": seat.host,
+        "host_name": host.name,
+        "device": seat.device,
+        "reason": casualty.how(),
+        "exit_code": cause.code if cause else None,
+        "signal": cause.signal if cause else "",
+        "exception": (cause and cause.exception) or (failure.exception if failure else ""),
+        "message": (cause and cause.message) or (failure.message if failure else ""),
+        "last_lines": (cause and cause.last_lines) or (failure.last_lines if failure else ""),
+        "last_step": max(seat.steps, cause.last_step if cause else 0, progress.steps if progress else 0),
+        "last_round": last_round,
+        "peak_rss_bytes": max(cause.peak_rss_bytes if cause else 0, progress.rss_bytes if progress else 0),
+        "returned_samples": samples,
+    }
+    text = casualty.sentence(world)
+    if samples:
+        text += f"; {samples} samples that no round had accepted return to the pool"
+    event = {"kind": "rank_died", "level": "error", "text": text, "data": {"rank": casualty.rank}}
+    return row, [
+        Record("deaths", row, durable=True),
+        Record("events", event, durable=True),
+        Record("ranks", {"rank": casualty.rank, "state": "dead"}),
+    ]

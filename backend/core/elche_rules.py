@@ -1,0 +1,151 @@
+"""ElChe's arithmetic: smoothed rates, who sets the pace, how many batches that gives, how the epoch caps them
+(behaviour C1, C7, C12, C19)."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from backend.core.timing import WindowReport
+from backend.core.work import scaled_down
+
+Phase = Literal["probe", "warmup", "stable", "mature"]
+PHASE_ORDER: tuple[Phase, ...] = ("probe", "warmup", "stable", "mature")
+
+COHORT_BAND = 0.15
+"""ranks within this of the slowest may be the anchor"""
+DOMINANCE_MARGIN = 0.10
+"""another rank must be this much slower than the anchor to replace it"""
+TRUST_WINDOW = 5
+"""readings behind a rank's smoothed rate; also the missing reports after which it is forgotten"""
+MAX_SPEED_RATIO = 64.0
+"""a tiny sample may claim more; no real pair of devices differs so much"""
+DEAD_ZONE = 0.05
+"""a count that would move by no more than this share stays"""
+COUNTS_HISTORY = 10
+STABLE_AFTER = 5
+MATURE_AFTER = 20
+SAME_RATE_MS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Allotments (batches by rank) for the next window and, in a sentence for the operator, why."""
+
+    counts: dict[int, int]
+    anchor: int
+    anchor_rank: int | None
+    changed: bool
+    """whether any allotment differs from the window before"""
+    reason: str
+
+
+class Rates:
+    """Each rank's recent cost in ms a batch: the plain mean of its last five readings, 0 when there are none."""
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._readings: dict[int, deque[float]] = {rank: deque(maxlen=TRUST_WINDOW) for rank in sorted(set(ranks))}
+        self._misses = dict.fromkeys(self._readings, 0)
+
+    def observe(self, report: WindowReport) -> bool:
+        """Take one window's readings; false, and nothing learnt, when no rank has any (C5). A rank that gave none for
+        five windows in a row is forgotten (C6.1)."""
+        if not any(ms > 0.0 for ms in report.ms.values()):
+            return False
+        for rank, readings in self._readings.items():
+            ms, batches = report.ms.get(rank, 0.0), report.batches.get(rank, 0)
+            if batches > 0 and ms > 0.0 and math.isfinite(ms):
+                readings.append(ms / batches)
+                self._misses[rank] = 0
+                continue
+            self._misses[rank] += 1
+            if self._misses[rank] >= TRUST_WINDOW:
+                readings.clear()
+        return True
+
+    def smoothed(self, rank: int) -> float:
+        """ms a batch; 0 for a rank that is unknown or has not reported."""
+        readings = self._readings.get(rank)
+        return sum(readings) / len(readings) if readings else 0.0
+
+    def is_silent(self, rank: int) -> bool:
+        """Whether the rank gave no reading for so long that its history was cleared."""
+        return self._misses[rank] >= TRUST_WINDOW
+
+    def by_rank(self) -> dict[int, float]:
+        """Smoothed ms a batch of every rank, 0 for those without a reading."""
+        return {rank: self.smoothed(rank) for rank in self._readings}
+
+    def drop(self, rank: int) -> None:
+        """Forget a rank that left the cohort."""
+        self._readings.pop(rank, None)
+        self._misses.pop(rank, None)
+
+    def restore(self, smoothed: Mapping[int, float]) -> None:
+        """Seed every rank with one reading, its saved mean (C19)."""
+        for rank, readings in self._readings.items():
+            readings.clear()
+            self._misses[rank] = 0
+            if smoothed[rank] > 0.0:
+                readings.append(smoothed[rank])
+
+
+def elect(smoothed: Mapping[int, float], current: int | None) -> int | None:
+    """The rank that sets the pace (C7): the sitting one while it is among the slow and none there dominates it, else
+    the lowest rank among the slow. None when no rank has a rate."""
+    slowest = max(smoothed.values(), default=0.0)
+    if slowest <= 0.0:
+        return None
+    cohort = {rank: ms for rank, ms in smoothed.items() if ms >= (1.0 - COHORT_BAND) * slowest}
+    if current in cohort and len(cohort) > 1:
+        rival = max(ms for rank, ms in cohort.items() if rank != current)
+        if rival <= (1.0 + DOMINANCE_MARGIN) * cohort[current]:
+            return current
+    return min(cohort)
+
+
+def target_count(anchor: int, slow_ms: float, ms: float) -> int:
+    """Batches that a rank of ``ms`` a batch does while the anchor does ``anchor`` of ``slow_ms`` (C12.1)."""
+    if ms <= 0.0 or abs(ms - slow_ms) < SAME_RATE_MS:
+        return anchor
+    return max(1, round_half_away(anchor * min(slow_ms / ms, MAX_SPEED_RATIO)))
+
+
+def capped(counts: Mapping[int, int], total: int) -> dict[int, int]:
+    """Counts cut to sum to ``total``, or to 1 each if there are more ranks than that; what rounding leaves over goes to
+    the largest, the highest rank among equals (C12)."""
+    result = scaled_down(counts, total)
+    leftover = total - sum(result.values())
+    if leftover > 0:
+        result[max(result, key=lambda rank: (result[rank], rank))] += leftover
+    return result
+
+
+def round_half_away(value: float) -> int:
+    """Round a non-negative number to the nearest whole one, halves up."""
+    whole = math.floor(value)
+    return whole + 1 if value - whole >= 0.5 else whole
+
+
+def saved_rates(state: Mapping[str, Any], counts: Mapping[int, int]) -> dict[int, float]:
+    saved = {int(rank): float(ms) for rank, ms in state["smoothed_ms_per_batch"].items()}
+    if saved.keys() != counts.keys():
+        raise ValueError(f"the saved schedule is of ranks {sorted(saved)}, this cohort has {sorted(counts)}")
+    return {rank: ms if math.isfinite(ms) else 0.0 for rank, ms in saved.items()}
+
+
+def saved_anchor_rank(state: Mapping[str, Any], counts: Mapping[int, int]) -> int | None:
+    rank = state["anchor_rank"]
+    if rank is not None and rank not in counts:
+        raise ValueError(f"the saved anchor rank {rank} is not in the cohort {sorted(counts)}")
+    return None if rank is None else int(rank)
+
+
+def saved_phase(state: Mapping[str, Any]) -> Phase:
+    for phase in PHASE_ORDER:
+        if phase == state["phase"]:
+            return phase
+    raise ValueError(f"the saved phase {state['phase']!r} is none of {', '.join(PHASE_ORDER)}")

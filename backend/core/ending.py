@@ -1,0 +1,31 @@
+"""How a run ends: score the last consensus, write the checkpoint, let everybody leave, and only then say so.
+
+scoring -> saving -> leaving -> over
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEPS = ("scoring", "saving", "leaving", "over")
+
+
+@dataclass(slots=True)
+class Ending:
+    """The end that is under way. ``deadline`` bounds the step at hand; what is late is left out, and the end says so."""
+
+    phase: str
+    """done or failed"""
+    reason: str
+    deadline: float
+    step: str = "scoring"
+
+    def worsen(self, because: str) -> None:
+        """Something on the way out failed: the run is not done, and the reason says which part."""
+        self.phase = "failed"
+        self.reason = f"{self.reason}, but {because}"
+
+    def go(self, step: str, deadline: float) -> None:
+        """On to a later step."""
+        assert STEPS.index(step) > STEPS.index(self.step), f"{self.step} -> {step}"
+        self.step, self.deadline = step, deadline

@@ -1,0 +1,54 @@
+"""From the closed window to the first window of work: relays attach, ranks build their model, all agree on its layout."""
+
+from __future__ import annotations
+
+from backend.core.world import World
+from wire.messages import RankReady
+
+
+class Forming:
+    """Who is still missing before training can start, and until when that may last."""
+
+    def __init__(self, world: World, deadline: float) -> None:
+        self.world = world
+        self.deadline = deadline
+
+    def relay_attached(self, host: int) -> None:
+        """Both links of the host's relay are up."""
+        self.world.hosts[host].relay_up = True
+
+    def rank_ready(self, rank: int, ready: RankReady) -> str | None:
+        """Take a rank's report. Answers why the cohort cannot form, or none when it agrees with the others (behaviour B11)."""
+        seat = self.world.ranks[rank]
+        seat.ready = ready
+        seat.state = "ready"
+        for other in self.world.ranks.values():
+            if other.ready is not None and other.ready.layout_hash != ready.layout_hash:
+                return (
+                    f"{self.world.where(rank)} built a model unlike that of {self.world.where(other.rank)}: "
+                    f"{ready.params_elements} against {other.ready.params_elements} parameter elements, "
+                    f"{ready.buffers_elements} against {other.ready.buffers_elements} in buffers; "
+                    "build_model must not depend on the host"
+                )
+        if ready.params_elements + ready.buffers_elements == 0:
+            return "the model has no floating-point tensor, so there is nothing to train"
+        return None
+
+    @property
+    def complete(self) -> bool:
+        return all(host.relay_up for host in self.world.hosts.values()) and all(
+            seat.ready is not None for seat in self.world.ranks.values()
+        )
+
+    def missing(self) -> str:
+        """What the cohort waits for, as a sentence."""
+        relays = [host.name for host in self.world.hosts.values() if not host.relay_up]
+        ranks = [self.world.where(rank) for rank, seat in self.world.ranks.items() if seat.ready is None]
+        waits = []
+        if relays:
+            waits.append(f"the relay of {', '.join(relays)}")
+        if ranks:
+            waits.append(f"{', '.join(ranks)} to build the model")
+        if not waits:
+            return "Every rank is ready; rank 0's parameters are on their way to the others."
+        return f"Waiting for {' and for '.join(waits)}."

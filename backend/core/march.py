@@ -1,0 +1,391 @@
+"""The life of a frozen world: forming, training window by window, losing ranks, and ending.
+
+The march never looks at links or operators; the cohort tells it what its hosts and ranks said. Each verb appends to ``out``
+the effects in the order they must be performed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend.core.config import RunConfig
+from backend.core.cycle import INITIAL_ROUND, Cycle
+from backend.core.deaths import Casualty, death_records
+from backend.core.desks import CheckpointDesk, EvaluationDesk
+from backend.core.elche import scheduler_for
+from backend.core.ending import Ending
+from backend.core.forming import Forming
+from backend.core.liveness import Liveness, tolerance
+from backend.core.progress import checkpoint_manifest, position, progress_row
+from backend.core.training import Training
+from backend.core.vocabulary import (
+    CheckpointWritten,
+    CloseLink,
+    DropHost,
+    Effect,
+    End,
+    Record,
+    RoundBroken,
+    RoundFinished,
+    SendHost,
+    SendRank,
+    SendRelay,
+)
+from backend.core.world import HostSeat, World
+from wire.messages import DeclareDead, ExitCause, RunEnded, Shutdown, TensorSpec
+
+LEAVING_SECONDS = 15.0
+"""How long ranks may take to exit after a clean Shutdown before the run ends without them."""
+
+
+class March:
+    """``phase`` is forming, training, done or failed; ``End`` is emitted exactly once."""
+
+    def __init__(
+        self,
+        run_id: int,
+        config: RunConfig,
+        world: World,
+        liveness: Liveness,
+        *,
+        dataset_size: int,
+        layout: list[TensorSpec],
+        now: float,
+    ) -> None:
+        self.run_id = run_id
+        self.config = config
+        self.world = world
+        self.liveness = liveness
+        self.layout = layout
+        self.phase = "forming"
+        self.stopping = ""
+        """who asked to stop, once somebody did"""
+        self.out: list[Effect] = []
+        self.forming = Forming(world, now + config.forming_seconds)
+        self.training = Training(config, world, dataset_size, scheduler_for(config, list(world.ranks)))
+        self.cycle = Cycle(0, 0)
+        self.evaluations = EvaluationDesk()
+        self.checkpoints = CheckpointDesk()
+        self.ending: Ending | None = None
+        self.end: End | None = None
+        self.deaths: list[dict[str, Any]] = []
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+
+    # ------------------------------------------------------------------------------------------ what happens
+
+    def round_finished(self, event: RoundFinished) -> None:
+        """The sum is complete: the samples behind it are accepted, and everybody adopts."""
+        commits = self.cycle.finished(event)
+        if commits and event.round != INITIAL_ROUND:
+            self.training.accept({rank: steps for rank, steps in event.steps.items() if steps > 0})
+        self.out += commits
+
+    def round_broken(self, event: RoundBroken, now: float) -> None:
+        """A contribution was refused: its host is lost; without a culprit the run cannot go on."""
+        current = self.cycle.open
+        if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
+            return
+        if event.host is None:
+            self.fail(f"Round {event.round} cannot be summed: {event.reason}", now)
+        else:
+            self.lose_host(self.world.hosts[event.host], f"its contribution was refused: {event.reason}", now)
+
+    def checkpoint_written(self, event: CheckpointWritten) -> None:
+        """The file is on disk, or the end gets worse."""
+        self.out += self.checkpoints.done(event, position(self))
+        if event.error and self.ending is not None:
+            self.ending.worsen(f"its checkpoint could not be written: {event.error}")
+
+    def stop(self, by: str) -> bool:
+        """Finish the window, save, end. False when the run is ending already."""
+        if self.ending is not None or self.stopping:
+            return False
+        self.stopping = by
+        text = f"{by} asked the run to stop: it ends when the round at hand is closed"
+        self.event("stop_requested", text, "warning")
+        return True
+
+    def rank_exited(self, rank: int, cause: ExitCause, now: float) -> None:
+        """A rank's process ended: on purpose, or it died."""
+        seat = self.world.ranks[rank]
+        seat.exit = cause
+        if not seat.alive:
+            return
+        if self.leaving or (seat.exiting and cause.clean):
+            seat.state = "left"
+        else:
+            self.ranks_died([Casualty(rank, "its process ended", cause)], now)
+
+    def lose_host(self, seat: HostSeat, reason: str, now: float) -> None:
+        """The host is out, with every rank that it carried."""
+        if seat.state in ("left", "lost"):
+            return
+        self.liveness.remove(seat.host)
+        if self.leaving:
+            seat.state = "left"
+            for rank in seat.ranks:
+                if self.world.ranks[rank].alive:
+                    self.world.ranks[rank].state = "left"
+            return
+        seat.state = "lost"
+        told = f"this host was declared lost: {reason}"
+        self.out += [
+            Record("hosts", {"host": seat.host, "state": "lost", "reason": reason}, durable=True),
+            DropHost(seat.host, reason),
+            SendHost(seat.link, RunEnded(phase="failed", reason=told)),
+            CloseLink(seat.link, reason),
+        ]
+        self.ranks_died([Casualty(rank, reason) for rank in seat.ranks], now)
+
+    def ranks_died(self, casualties: list[Casualty], now: float) -> None:
+        """Deaths of one cause are one step: all are marked before anybody is asked to do anything."""
+        casualties = [casualty for casualty in casualties if self.world.ranks[casualty.rank].alive]
+        for casualty in casualties:
+            self.world.ranks[casualty.rank].state = "dead"
+        for casualty in casualties:
+            self._bury(casualty)
+        if not casualties or self.end is not None:
+            return
+        if self.phase == "forming":
+            self.fail(f"The cohort could not form: {casualties[0].sentence(self.world)}", now)
+            return
+        self._carry_on_without({casualty.rank for casualty in casualties}, now)
+
+    def fail(self, reason: str, now: float, level: str = "error") -> None:
+        """End now, without another round; whoever lives is told why."""
+        self.out += self.cycle.abandon(reason)
+        self.event("run_failed", reason, level)
+        self._finish("failed", reason, now)
+
+    # -------------------------------------------------------------------------------------------- moving on
+
+    def advance(self, now: float) -> None:
+        """Move on as far as the state allows; each step may enable the next."""
+        self._watch(now)
+        while self.end is None and self._step(now):
+            pass
+
+    def deadline(self) -> float | None:
+        """When something must have happened."""
+        if self.phase == "forming":
+            return self.forming.deadline
+        if self.ending is not None:
+            return self.ending.deadline
+        return self._stall_deadline()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether ranks and hosts may go without that being a loss."""
+        return self.end is not None or (self.ending is not None and self.ending.step == "leaving")
+
+    def check(self) -> None:
+        """Assert the invariants of the formed world."""
+        self.world.check()
+        self.cycle.check(self.world.alive())
+        self.training.check()
+        assert (self.end is not None) == (self.phase in ("done", "failed")), f"end {self.end} in phase {self.phase}"
+        assert len(self.deaths) == len(self.world.dead()), "a death without its record"
+
+    def event(self, kind: str, text: str, level: str = "info", **data: Any) -> None:
+        """Write down what an operator should be able to read later."""
+        self.out.append(Record("events", {"kind": kind, "level": level, "text": text, "data": data}, durable=True))
+
+    def _watch(self, now: float) -> None:
+        for host in self.liveness.late(now):
+            self.lose_host(self.world.hosts[host], f"no sign of life for {self.liveness.timeout:g} s", now)
+        if self.end is not None:
+            return
+        if self.phase == "forming" and now >= self.forming.deadline:
+            waited = f"{self.config.forming_seconds:g} s"
+            self.fail(f"The cohort did not form within {waited}. {self.forming.missing()}", now)
+        stall = self._stall_deadline()
+        if stall is not None and now >= stall:
+            self._stalled(now)
+
+    def _step(self, now: float) -> bool:
+        """One step; whether it changed anything."""
+        if self.cycle.settled(self.world.alive()):
+            return self._close_round(now)
+        if self.cycle.open is not None:
+            return False
+        if self.ending is not None:
+            return self._step_ending(now)
+        if self.phase == "forming":
+            return self._step_forming(now)
+        return self._step_window(now)
+
+    def _step_forming(self, now: float) -> bool:
+        if not self.forming.complete:
+            return False
+        ready = self.world.ranks[0].ready
+        assert ready is not None
+        self.cycle = Cycle(ready.params_elements, ready.buffers_elements)
+        self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; rank 0 hands out its parameters")
+        self.out += self.cycle.start(self.world.alive_by_host(), now)
+        return True
+
+    def _step_window(self, now: float) -> bool:
+        if not self.training.window_finished():
+            return False
+        if self.training.worked():
+            self.out += self.cycle.start(self.world.alive_by_host(), now)
+        elif self.stopping:
+            self._end_after("done", f"Stopped by {self.stopping}", now)
+        else:
+            self.out += self.training.deal(now)
+        return True
+
+    def _close_round(self, now: float) -> bool:
+        opened = self.cycle.close()
+        assert opened.finished is not None
+        hashes = {rank: ack.params_hash for rank, ack in opened.acks.items() if ack.params_hash}
+        if len(set(hashes.values())) > 1:
+            self.fail(f"Replicas differ after round {opened.round}: {hashes}. The consensus cannot be trusted.", now)
+        elif opened.round == INITIAL_ROUND:
+            self._begin_training(now)
+        else:
+            self.out += self.training.close_round(opened, now)
+            self._after_round(opened.round, now)
+        return True
+
+    def _begin_training(self, now: float) -> None:
+        self.started_at = now
+        self._move("training", "every rank holds rank 0's parameters")
+        for seat in self.world.hosts.values():
+            seat.state = "training"
+        self.training.open_epoch(now)
+        self.out += self.training.deal(now)
+
+    def _after_round(self, round_number: int, now: float) -> None:
+        training = self.training
+        if training.epoch_done:
+            self._close_epoch(round_number, now)
+        if training.all_epochs_done:
+            self._end_after("done", f"All {self.config.epochs} epochs are trained", now)
+        elif self.stopping:
+            self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
+        else:
+            if training.pool is None:
+                training.open_epoch(now)
+            self.out += training.deal(now)
+
+    def _close_epoch(self, round_number: int, now: float) -> None:
+        training = self.training
+        epoch = training.epoch
+        self.out.append(training.close_epoch(now))
+        self.out.append(Record("runs", progress_row(self, round_number), durable=True))
+        rank = self._errand_rank()
+        if rank is not None:
+            self.out += self.evaluations.ask(epoch, rank)
+
+    # ------------------------------------------------------------------------------------------------ ending
+
+    def _end_after(self, phase: str, reason: str, now: float) -> None:
+        self.ending = Ending(phase=phase, reason=reason, deadline=now + self.config.stall_seconds)
+        self.event("run_ending", f"{reason}: scoring and saving the last consensus")
+
+    def _step_ending(self, now: float) -> bool:
+        ending = self.ending
+        assert ending is not None
+        late = now >= ending.deadline
+        if ending.step == "scoring":
+            if self.evaluations.pending and not late:
+                return False
+            ending.go("saving", now + self.config.stall_seconds)
+            if self.cycle.next_round > 0:
+                self._save(ending.reason)
+            return True
+        if ending.step == "saving":
+            if self.checkpoints.busy and not late:
+                return False
+            if self.checkpoints.busy:
+                ending.worsen("its checkpoint was not written in time")
+            ending.go("leaving", now + LEAVING_SECONDS)
+            self.out += [SendRank(rank, Shutdown(reason=ending.reason)) for rank in self.world.alive()]
+            return True
+        if self.world.alive() and not late:
+            return False
+        self._finish(ending.phase, ending.reason, now)
+        return True
+
+    def _save(self, reason: str) -> None:
+        has_local = any(spec.section == "local" for spec in self.layout)
+        rank = self._errand_rank() if has_local else None
+        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason), rank)
+
+    def _finish(self, phase: str, reason: str, now: float) -> None:
+        """The one place where a run ends."""
+        self.phase, self.ended_at = phase, now
+        self.end = End(phase, reason)
+        if phase == "failed":
+            self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
+        for seat in self.world.hosts.values():
+            if seat.state == "lost":
+                continue
+            self.out += [
+                SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
+                CloseLink(seat.link, reason),
+                Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
+            ]
+            seat.state = "left"
+        row = progress_row(self, self.cycle.next_round - 1)
+        row |= {"phase": phase, "reason": reason, "stopped_by": self.stopping}
+        self.event("run_ended", f"The run is {phase}: {reason}", "info" if phase == "done" else "error")
+        self.out += [Record("runs", row, durable=True), self.end]
+
+    # ------------------------------------------------------------------------------------------------- parts
+
+    def _bury(self, casualty: Casualty) -> None:
+        returned = self.training.rank_died(casualty.rank)
+        closed = self.cycle.next_round - (1 if self.cycle.open else 0)
+        row, records = death_records(casualty, self.world, last_round=max(closed, 0) - 1, returned=returned)
+        self.deaths.append(row)
+        self.out += records
+        notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(self.world))
+        self.out += [SendRelay(host, notice) for host in self.world.alive_by_host()]
+
+    def _carry_on_without(self, dead: set[int], now: float) -> None:
+        verdict = tolerance(len(self.world.dead()), len(self.world.ranks), self.config.max_failure)
+        current = self.cycle.open
+        if current is not None and current.finished is None and current.ranks & dead:
+            why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
+            hosts = self.world.alive_by_host()
+            self.out += self.cycle.abandon(verdict.reason) if verdict.stop else self.cycle.retry(hosts, why)
+        substitute = self._errand_rank()
+        for rank in sorted(dead):
+            self.out += self.evaluations.rank_died(rank, substitute)
+            self.out += self.checkpoints.rank_died(rank, substitute)
+        if verdict.stop and self.ending is None:
+            self._end_after("failed", verdict.reason, now)
+
+    def _errand_rank(self) -> int | None:
+        """The fastest living rank, lowest number on ties (behaviour F16)."""
+        alive = self.world.alive()
+        pace = self.training.scheduler.smoothed
+        return min(alive, key=lambda rank: (pace(rank) or float("inf"), rank), default=None)
+
+    def _stall_deadline(self) -> float | None:
+        """When a round, or a window in which nobody finishes a batch, has lasted too long (design section 11)."""
+        if self.phase != "training" or self.ending is not None:
+            return None
+        if self.cycle.open is not None:
+            return self.cycle.open.opened_at + self.config.stall_seconds
+        window = self.training.window
+        return window.last_progress_at + self.config.stall_seconds if window else None
+
+    def _stalled(self, now: float) -> None:
+        opened = self.cycle.open
+        if opened is not None:
+            late = sorted(rank for rank in self.world.alive() if rank in opened.ranks and rank not in opened.acks)
+            what = f"ReduceStall: round {opened.round} did not close"
+        else:
+            late = [rank for rank in self.world.alive() if self.world.ranks[rank].state == "working"]
+            what = "TrainStall: no rank finished a batch"
+        waited = ", ".join(self.world.where(rank) for rank in late) or "nobody in particular"
+        self.fail(f"{what} within {self.config.stall_seconds:g} s; waiting for {waited}", now)
+
+    def _move(self, phase: str, reason: str) -> None:
+        self.phase = phase
+        self.out.append(Record("runs", {"phase": phase, "reason": ""}, durable=True))
+        self.event(f"phase_{phase}", f"The run is now {phase}: {reason}")

@@ -1,0 +1,59 @@
+"""How far a march has come, as rows: for the run's own row, for a checkpoint's manifest, for the summary at the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from backend.core.march import March
+
+
+def position(march: March) -> dict[str, Any]:
+    """The last closed round, the epochs that are complete, and the cohort's steps."""
+    return {
+        "round": march.cycle.next_round - 1,
+        "epoch": len(march.training.samples_accepted),
+        "global_step": march.training.global_step,
+    }
+
+
+def progress_row(march: March, round_number: int) -> dict[str, Any]:
+    """Columns of the run's own row after ``round_number`` closed."""
+    training, latest = march.training, march.evaluations.latest
+    return {
+        "world_size": len(march.world.ranks),
+        "epochs_done": len(training.samples_accepted),
+        "rounds_done": max(0, round_number + 1),
+        "global_step": training.global_step,
+        "loss": training.loss,
+        "metrics": dict(latest.metrics) if latest else None,
+        "summary": summary(march),
+    }
+
+
+def summary(march: March) -> dict[str, Any]:
+    """What the run achieved: allotments (batches of a full window, by rank), rates, and the samples of each epoch."""
+    training = march.training
+    rate, ideal = training.rates.batches_per_second, training.ideal_batches_per_second()
+    return {
+        "allotments": {str(rank): count for rank, count in training.scheduler.counts.items()},
+        "batches_per_second": rate,
+        "ideal_batches_per_second": ideal,
+        "efficiency": rate / ideal if rate and ideal else None,
+        "samples_accepted": list(training.samples_accepted),
+    }
+
+
+def checkpoint_manifest(march: March, reason: str) -> dict[str, Any]:
+    """Everything beside the tensors that a checkpoint carries, JSON-ready."""
+    latest = march.evaluations.latest
+    return {
+        "run_id": march.run_id,
+        "config": march.config.as_dict(),
+        "layout": [{name: getattr(spec, name) for name in spec.__struct_fields__} for spec in march.layout],
+        "world_size": len(march.world.ranks),
+        "scheduler": march.training.scheduler.state(),
+        "reason": reason,
+        "metrics": dict(latest.metrics) if latest else {},
+        **position(march),
+    }

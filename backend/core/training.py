@@ -1,0 +1,303 @@
+"""Windows of work: deal each rank its allotment, watch it being done, and account for it when its round closes.
+
+A window's chunk is the rank's allotment for one round (behaviour E4 rule 3), so the reduce opens when no living rank has a
+chunk in flight and somebody worked (F2). Nothing here knows of links, phases or tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.core.config import RunConfig
+from backend.core.cycle import OpenedRound
+from backend.core.elche import Scheduler
+from backend.core.timing import WindowLedger, WindowReport, delivered_capable
+from backend.core.vocabulary import Effect, Record, SendRank
+from backend.core.work import EpochPool, Range, WorkError, chunk_batches, window_plan
+from backend.core.world import World
+from wire.messages import BatchDone, ChunkDone, StartChunk, SyncAck, Update
+
+CALIBRATION_ROUNDS = 3
+"""Rounds left out of the efficiency: ElChe has not seen the ranks yet."""
+
+
+@dataclass(slots=True)
+class Rates:
+    """Throughput, from closed rounds only."""
+
+    batches: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    last_batches_per_second: float | None = None
+    last_samples_per_second: float | None = None
+
+    def add(self, round_number: int, batches: int, samples: int, seconds: float) -> None:
+        """Count a closed round; the first ones set the display but not the average."""
+        if seconds <= 0:
+            return
+        self.last_batches_per_second = batches / seconds
+        self.last_samples_per_second = samples / seconds
+        if round_number >= CALIBRATION_ROUNDS:
+            self.batches += batches
+            self.samples += samples
+            self.seconds += seconds
+
+    @property
+    def batches_per_second(self) -> float | None:
+        """Mean since calibration, none before it."""
+        return self.batches / self.seconds if self.seconds > 0 else None
+
+
+@dataclass(slots=True)
+class EpochTally:
+    """What one epoch amounts to so far."""
+
+    opened_at: float
+    batches: int = 0
+    loss_sum: float = 0.0
+    loss_batches: int = 0
+
+    @property
+    def loss(self) -> float | None:
+        return self.loss_sum / self.loss_batches if self.loss_batches else None
+
+
+@dataclass(slots=True)
+class Window:
+    """The allotments that are being worked on."""
+
+    opened_at: float
+    planned: dict[int, int]
+    dealt: dict[int, int] = field(default_factory=dict)
+    """batches handed out so far: a returned range can be shorter than the allotment, and is then followed by another"""
+    last_progress_at: float = 0.0
+
+
+class Training:
+    """Epoch by epoch, window by window. The caller opens and closes rounds and hands their outcome in."""
+
+    def __init__(self, config: RunConfig, world: World, dataset_size: int, scheduler: Scheduler) -> None:
+        self.config = config
+        self.world = world
+        self.dataset_size = dataset_size
+        self.scheduler = scheduler
+        self.ledger = WindowLedger()
+        self.rates = Rates()
+        self.pool: EpochPool | None = None
+        self.window: Window | None = None
+        self.tally = EpochTally(opened_at=0.0)
+        self.global_step = 0
+        self.samples_done = 0
+        self.samples_accepted: list[int] = []
+        self.loss: float | None = None
+        self.decision = "No round has closed yet: every rank gets the same share until it has been timed."
+        self._last_sync_ms = 0.0
+        self._round_samples = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch being trained, from 0; the last one after the end."""
+        return self.pool.epoch if self.pool else max(0, len(self.samples_accepted) - 1)
+
+    @property
+    def epoch_done(self) -> bool:
+        """Every sample of the epoch is in an accepted round."""
+        return self.pool is not None and self.pool.is_done
+
+    @property
+    def all_epochs_done(self) -> bool:
+        return len(self.samples_accepted) >= self.config.epochs
+
+    def open_epoch(self, now: float) -> None:
+        """Put the next epoch's samples into the pool; a window never exceeds an epoch (behaviour C15)."""
+        epoch = len(self.samples_accepted)
+        self.pool = EpochPool(epoch, self.dataset_size, self.config.batch_size)
+        self.scheduler.set_max_total(self.pool.remaining_batches)
+        self.tally = EpochTally(opened_at=now)
+
+    def deal(self, now: float) -> list[Effect]:
+        """Open a window: one chunk to each living rank that has an allotment."""
+        assert self.pool is not None
+        alive = self.world.alive()
+        plan = window_plan(self.pool, self.scheduler.counts, alive, forced=self.scheduler.forced)
+        self.window = Window(opened_at=now, planned=plan, last_progress_at=now)
+        chunks = [effect for rank in alive for effect in self._hand_out(rank)]
+        assert chunks, f"epoch {self.pool.epoch} is not done, but there is nothing to deal"
+        return chunks
+
+    def batch_done(self, rank: int, message: BatchDone, now: float) -> None:
+        """Fold one batch into the ledger and the rank's seat."""
+        seat = self.world.ranks[rank]
+        self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
+        seat.steps += 1
+        seat.samples += message.samples
+        seat.loss = message.loss
+        if self.window:
+            self.window.last_progress_at = now
+
+    def chunk_done(self, rank: int, message: ChunkDone) -> list[Effect]:
+        """The rank trained on all of its chunk; it gets another while its allotment is not used up. Raises ``WorkError``
+        when it had no such chunk."""
+        if self.pool is None or message.epoch != self.pool.epoch:
+            raise WorkError(f"epoch {message.epoch} is not being trained")
+        self.pool.deliver(rank, message.offset, message.size)
+        return self._hand_out(rank)
+
+    def window_finished(self) -> bool:
+        """Nobody alive has a chunk in flight: the window is over, and its round may open if somebody worked."""
+        if self.pool is None or self.window is None:
+            return False
+        return not any(self.pool.in_flight(rank) for rank in self.world.alive())
+
+    def worked(self) -> bool:
+        """Whether a living rank did a batch since the last round."""
+        return any(self.ledger.steps(rank) > 0 for rank in self.world.alive())
+
+    def accept(self, steps: dict[int, int]) -> None:
+        """A round committed with these contributions: their delivered samples are accepted, once and for all."""
+        assert self.pool is not None
+        before = self.pool.accepted_samples
+        self.pool.accept(list(steps))
+        self._round_samples = self.pool.accepted_samples - before
+        self.samples_done += self._round_samples
+
+    def rank_died(self, rank: int) -> list[Range]:
+        """Return the rank's unaccepted samples to the pool and forget its timing. Call it once no open attempt holds its work."""
+        self.ledger.drop(rank)
+        self.scheduler.drop(rank)
+        return self.pool.forfeit(rank) if self.pool else []
+
+    def close_round(self, opened: OpenedRound, now: float) -> list[Effect]:
+        """Account for a settled round: times to ElChe, the row to the store, the clock to the ranks (behaviour F9, F10)."""
+        assert opened.finished is not None and self.pool is not None and self.window is not None
+        finished, window = opened.finished, self.window
+        alive = self.world.alive()
+        report = self.ledger.report(
+            alive, coherent_capable=delivered_capable(self.config.mode), sync_ms=self._last_sync_ms
+        )
+        loss = self.ledger.mean_loss(alive)
+        decision = self.scheduler.report_window(report)
+        batches = sum(finished.steps.values())
+        samples = self._round_samples
+        self.global_step += batches
+        self.rates.add(opened.round, batches, samples, now - window.opened_at)
+        self.tally.batches += batches
+        if loss is not None:
+            self.loss = loss
+            self.tally.loss_sum += loss * batches
+            self.tally.loss_batches += batches
+        self.decision = decision.reason
+        self._last_sync_ms = (now - opened.opened_at) * 1000.0
+        row = self._round_row(opened, report, now) | {
+            "samples": samples,
+            "loss": loss,
+            "anchor": decision.anchor,
+            "anchor_rank": decision.anchor_rank,
+            "decision": decision.reason,
+        }
+        self._remember_split(opened, report, window)
+        self.ledger.reset_steps()
+        self.ledger.reset_timing()
+        self.window = None
+        update = Update(round=opened.round, global_step=self.global_step)
+        return [Record("rounds", row), *(SendRank(rank, update) for rank in alive)]
+
+    def close_epoch(self, now: float) -> Record:
+        """Every sample of the epoch is accepted: write it down and drop the pool."""
+        assert self.pool is not None and self.pool.is_done
+        row = {
+            "epoch": self.pool.epoch,
+            "seconds": now - self.tally.opened_at,
+            "samples_accepted": self.pool.accepted_samples,
+            "samples_lost": [],
+            "batches": self.tally.batches,
+            "loss": self.tally.loss,
+        }
+        self.samples_accepted.append(self.pool.accepted_samples)
+        self.pool = None
+        return Record("epochs", row, durable=True)
+
+    def ideal_batches_per_second(self) -> float | None:
+        """Sum of what the ranks that did not die can do alone: from the declared emulation, else from their measured pace."""
+        total = 0.0
+        for rank, seat in self.world.ranks.items():
+            if seat.state == "dead":
+                continue
+            ms = self.world.emulated_ms(rank) or self.scheduler.smoothed(rank)
+            if ms <= 0:
+                return None
+            total += 1000.0 / ms
+        return total or None
+
+    def check(self) -> None:
+        """The pool's law, and one chunk in flight for living ranks only."""
+        if self.pool is None:
+            return
+        self.pool.check()
+        for rank in self.world.dead():
+            assert not self.pool.in_flight(rank), f"dead rank {rank} still holds a chunk"
+        self.scheduler.check()
+
+    def _hand_out(self, rank: int) -> list[Effect]:
+        assert self.pool is not None and self.window is not None
+        window = self.window
+        taken = window.dealt.get(rank, 0)
+        batches = chunk_batches(self.pool, rank, self.scheduler.counts, self.world.alive(), window.planned, taken)
+        chunk = self.pool.take(batches, rank)
+        self.world.ranks[rank].state = "working" if chunk else "idle"
+        if chunk is None:
+            return []
+        window.dealt[rank] = taken + self._batches(chunk)
+        return [SendRank(rank, self._start(chunk))]
+
+    def _batches(self, chunk: Range) -> int:
+        return -(-chunk.size // self.config.batch_size)
+
+    def _start(self, chunk: Range) -> StartChunk:
+        assert self.pool is not None
+        return StartChunk(
+            epoch=self.pool.epoch,
+            offset=chunk.offset,
+            size=chunk.size,
+            batches=self._batches(chunk),
+            global_step=self.global_step,
+        )
+
+    def _round_row(self, opened: OpenedRound, report: WindowReport, now: float) -> dict[str, Any]:
+        assert opened.finished is not None and self.pool is not None and self.window is not None
+        finished, acks = opened.finished, opened.acks
+        hashes = {ack.params_hash for ack in acks.values() if ack.params_hash}
+        return {
+            "round": opened.round,
+            "epoch": self.pool.epoch,
+            "attempt": opened.attempt,
+            "global_step": self.global_step,
+            "seconds": now - self.window.opened_at,
+            "reduce_seconds": now - opened.opened_at,
+            "planned": dict(self.window.planned),
+            "realized": dict(finished.steps),
+            "mass": finished.mass,
+            "ms_per_batch": {rank: self.scheduler.smoothed(rank) for rank in self.world.alive()},
+            "compute_seconds": dict(report.compute_seconds),
+            "data_seconds": dict(report.data_seconds),
+            "wait_seconds": {rank: ack.wait_ms / 1000 for rank, ack in acks.items()},
+            "load_seconds": {rank: (ack.pack_ms + ack.load_ms) / 1000 for rank, ack in acks.items()},
+            "divergence": max((ack.divergence for ack in acks.values()), default=None),
+            "bytes_up": finished.bytes_up,
+            "bytes_down": finished.bytes_down,
+            "params_hash": hashes.pop() if len(hashes) == 1 else "",
+        }
+
+    def _remember_split(self, opened: OpenedRound, report: WindowReport, window: Window) -> None:
+        assert opened.finished is not None
+        for rank, seat in self.world.ranks.items():
+            ack: SyncAck | None = opened.acks.get(rank)
+            seat.last_planned = window.planned.get(rank, 0)
+            seat.last_realized = opened.finished.steps.get(rank, 0)
+            seat.last_split = {
+                "compute_seconds": report.compute_seconds.get(rank, 0.0),
+                "data_seconds": report.data_seconds.get(rank, 0.0),
+                "wait_seconds": ack.wait_ms / 1000 if ack else 0.0,
+                "reduce_seconds": ack.reduce_ms / 1000 if ack else 0.0,
+            }

@@ -1,0 +1,236 @@
+"""Events in, effects out: all that the pure core says and hears. Frozen, compared with ``==`` in tests.
+
+``link`` is the runtime's opaque number of one join websocket; ``host`` is the core's number of an admitted host (also
+``Accept.host_id``); ``rank`` is a rank of the cohort. Identity comes from the session, never from a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from wire.messages import Message
+
+# ------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class HostSaid:
+    """A message arrived on an authenticated join link. ``address`` is the peer's, as the controller sees it."""
+
+    link: int
+    message: Message
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """A join link ended, or a write to it failed. An unsent Accept is rolled back; an admitted host is lost."""
+
+    link: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RelayAttached:
+    """Both of a host's relay links (control and data) are up."""
+
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLost:
+    """One of a host's relay links ended."""
+
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaid:
+    """A message from a rank, over its relay's control link; the runtime checked that the relay owns the rank."""
+
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFinished:
+    """The reduce plane closed an attempt: every expected contribution is summed, or all of them declared no work."""
+
+    round: int
+    attempt: int
+    realized: bool
+    buffers_realized: bool
+    steps: dict[int, int]
+    """accepted steps by rank: exactly the contributions in the divisor"""
+    mass: float
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBroken:
+    """The reduce plane refused an attempt (schema mismatch, non-finite contribution, short stream ...)."""
+
+    round: int
+    attempt: int
+    reason: str
+    host: int | None = None
+    """the host at fault, when one is"""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """The runtime finished writing a checkpoint, or could not."""
+
+    checkpoint: int
+    path: str
+    bytes: int
+    sha256: str
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StrangerRefused:
+    """Somebody failed before authentication: bad magic, version, MAC, silence. Counted, never ends a window."""
+
+    address: str
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A command of the operator. ``act`` is start, stop, abort, extend, change, turn_away; ``Refused`` answers a bad one.
+
+    Arguments: extend ``seconds``; change ``quorum`` and/or ``target``; turn_away ``host`` (the number); stop and abort
+    ``by`` (who).
+    """
+
+    act: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline passed."""
+
+
+Event = (
+    HostSaid | LinkLost | RelayAttached | RelayLost | RankSaid | RoundFinished | RoundBroken | CheckpointWritten
+    | StrangerRefused | Operator | Tick
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True, slots=True)
+class SendHost:
+    """Write a message to a join link. A failed write comes back as ``LinkLost``."""
+
+    link: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLink:
+    """Close a join link after what was sent before is flushed."""
+
+    link: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendRelay:
+    """Write a host-level message to a host's control link."""
+
+    host: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendRank:
+    """Write a message to a rank, over its relay's control link. A failed write comes back as ``RelayLost``."""
+
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectRelays:
+    """The world formed: which ranks each host's relay may speak for."""
+
+    hosts: dict[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """Reduce plane: expect one contribution from each of these hosts, with exactly these ranks in it."""
+
+    round: int
+    attempt: int
+    hosts: dict[int, tuple[int, ...]]
+    initial: bool
+    params_elements: int
+    buffers_elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRound:
+    """Reduce plane: drop the attempt; chunks of it that still arrive are ignored."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropHost:
+    """Close the relay links of a host and refuse it from now on."""
+
+    host: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """Write the last consensus as a model file, with the local tensors of one rank and the manifest beside it."""
+
+    checkpoint: int
+    reason: str
+    local_state: bytes
+    manifest: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row for the store. ``durable`` rows are committed before any later effect is performed."""
+
+    table: str
+    """events, hosts, ranks, rounds, epochs, scalars, deaths, checkpoints, or runs (an update of the run's own row)"""
+    row: dict[str, Any]
+    durable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The answer to the operator's command that caused this batch of effects. Nothing changed."""
+
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run is over, once and for all: ``done`` or ``failed``, and why."""
+
+    phase: str
+    reason: str
+
+
+Effect = (
+    SendHost | CloseLink | SendRelay | SendRank | ExpectRelays | OpenRound | AbortRound | DropHost | WriteCheckpoint
+    | Record | Refused | End
+)  # fmt: skip

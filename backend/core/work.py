@@ -1,0 +1,317 @@
+"""Epoch pools: which samples went to whom, were trained, were committed, or came back (behaviour E; design section 8).
+
+Every sample of an epoch is in exactly one state, and moves only like this::
+
+    pool -> in flight with one rank -> delivered -> accepted
+      ^            |                      |
+      +------------+----------------------+   forfeit: the rank died and its round is closed
+
+*Delivered* samples were trained but live only in that rank's parameters; the round that commits them makes them
+*accepted*. Unlike the reference the last, partial batch is dealt too.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+Allotment = dict[int, int]
+"""batches by rank"""
+
+
+class WorkError(Exception):
+    """A step that the states above do not allow; the caller, or a rank, claimed work that it did not have."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Positions ``offset`` to ``offset + size`` of the epoch's permutation, in samples."""
+
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """First position after the range."""
+        return self.offset + self.size
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Sorted, with neighbours that touch joined into one. Overlaps stay visible as two ranges."""
+    result: list[Range] = []
+    for piece in sorted(ranges):
+        if result and result[-1].end == piece.offset:
+            result[-1] = Range(result[-1].offset, result[-1].size + piece.size)
+        else:
+            result.append(piece)
+    return result
+
+
+class EpochPool:
+    """The samples of one epoch and where each of them is. Chunks start on a batch boundary, and only the chunk that
+    ends the epoch may end inside a batch."""
+
+    def __init__(self, epoch: int, samples: int, batch_size: int) -> None:
+        if samples < 1 or batch_size < 1:
+            raise ValueError(
+                f"an epoch needs at least one sample and batches of at least one, not {samples} and {batch_size}"
+            )
+        self.epoch = epoch
+        self.samples = samples
+        self.batch_size = batch_size
+        self._cursor = 0
+        self._reclaimed: list[Range] = []
+        self._in_flight: dict[int, list[Range]] = {}
+        self._delivered: dict[int, list[Range]] = {}
+        self._accepted: list[Range] = []
+
+    # ------------------------------------------------------------------------------------------- readings
+
+    @property
+    def remaining_batches(self) -> int:
+        """Batches in the pool: not dealt yet, or returned."""
+        return self._batches(self.samples - self._cursor) + sum(self._batches(piece.size) for piece in self._reclaimed)
+
+    @property
+    def accepted_samples(self) -> int:
+        """Samples whose round is committed."""
+        return sum(piece.size for piece in self._accepted)
+
+    @property
+    def is_done(self) -> bool:
+        """Every sample is accepted."""
+        return self.accepted_samples == self.samples
+
+    @property
+    def is_dealt(self) -> bool:
+        """Nothing is left to deal, though some may still be in flight or unaccepted."""
+        return self._cursor == self.samples and not self._reclaimed
+
+    def in_flight(self, rank: int) -> bool:
+        """Whether the rank holds a chunk that it has not delivered."""
+        return rank in self._in_flight
+
+    def in_flight_ranges(self, rank: int) -> list[Range]:
+        """The rank's chunks that it has not delivered, oldest first."""
+        return list(self._in_flight.get(rank, ()))
+
+    def delivered_samples(self, rank: int) -> int:
+        """Samples the rank has trained on in the window whose round is not committed."""
+        return sum(piece.size for piece in self._delivered.get(rank, ()))
+
+    def uncovered(self) -> list[Range]:
+        """Everything not accepted, sorted: what a resumed run has to do again (E12)."""
+        result, position = [], 0
+        for piece in self._accepted:
+            if piece.offset > position:
+                result.append(Range(position, piece.offset - position))
+            position = piece.end
+        if position < self.samples:
+            result.append(Range(position, self.samples - position))
+        return result
+
+    # ---------------------------------------------------------------------------------------------- moves
+
+    def take(self, batches: int, rank: int) -> Range | None:
+        """Deal up to ``batches`` to the rank; returned ranges first, one range a call. None when nothing is left."""
+        if batches < 1:
+            return None
+        limit = batches * self.batch_size
+        if self._reclaimed:
+            source = self._reclaimed.pop(0)
+            piece = Range(source.offset, min(limit, source.size))
+            if piece.size < source.size:
+                self._reclaimed.insert(0, Range(piece.end, source.size - piece.size))
+        elif self._cursor < self.samples:
+            piece = Range(self._cursor, min(limit, self.samples - self._cursor))
+            self._cursor = piece.end
+        else:
+            return None
+        self._in_flight.setdefault(rank, []).append(piece)
+        return piece
+
+    def rollback(self, rank: int) -> Range:
+        """Undo the rank's newest take: its chunk could not be sent. Raises ``WorkError`` when it holds none."""
+        held = self._in_flight.get(rank)
+        if not held:
+            raise WorkError(f"rank {rank} has no chunk in flight in epoch {self.epoch} that could be taken back")
+        piece = held.pop()
+        if not held:
+            del self._in_flight[rank]
+        self._put_back([piece])
+        return piece
+
+    def deliver(self, rank: int, offset: int, size: int) -> None:
+        """The rank trained on every sample of a chunk. Raises ``WorkError`` if it does not hold exactly that chunk."""
+        held = self._in_flight.get(rank, [])
+        piece = Range(offset, size)
+        if piece not in held:
+            has = ", ".join(f"[{r.offset}, {r.end})" for r in held) or "no chunk"
+            claim = f"rank {rank} reports samples [{offset}, {offset + size}) of epoch {self.epoch} as trained"
+            raise WorkError(f"{claim}, but holds {has}")
+        held.remove(piece)
+        if not held:
+            del self._in_flight[rank]
+        self._delivered.setdefault(rank, []).append(piece)
+
+    def accept(self, ranks: Iterable[int]) -> dict[int, int]:
+        """A round with these contributors is committed: what they delivered is accepted. Returns samples by rank."""
+        pieces = {rank: self._delivered.pop(rank, []) for rank in sorted(set(ranks))}
+        self._accepted = merged([*self._accepted, *(piece for held in pieces.values() for piece in held)])
+        return {rank: sum(piece.size for piece in held) for rank, held in pieces.items()}
+
+    def forfeit(self, rank: int) -> list[Range]:
+        """A dead rank's unaccepted work goes back to the pool. Returns it, merged; a second call returns nothing.
+
+        Only once the rank's round is closed: until then its host's fold may already hold the work (design section 6).
+        """
+        pieces = merged([*self._in_flight.pop(rank, []), *self._delivered.pop(rank, [])])
+        self._put_back(pieces)
+        return pieces
+
+    def check(self) -> None:
+        """Assert that every sample is in exactly one state and that every chunk keeps to batch boundaries."""
+        pool = list(self._reclaimed)
+        if self._cursor < self.samples:
+            pool.append(Range(self._cursor, self.samples - self._cursor))
+        held = [piece for pieces in (*self._in_flight.values(), *self._delivered.values()) for piece in pieces]
+        position = 0
+        for piece in sorted([*pool, *held, *self._accepted]):
+            assert piece.size > 0, f"epoch {self.epoch}: an empty range at {piece.offset}"
+            assert piece.offset == position, (
+                f"epoch {self.epoch}: samples {position} to {piece.offset} are lost or dealt twice"
+            )
+            assert piece.offset % self.batch_size == 0, (
+                f"epoch {self.epoch}: a chunk starts inside a batch at {piece.offset}"
+            )
+            position = piece.end
+        assert position == self.samples, f"epoch {self.epoch}: covers {position} of {self.samples} samples"
+        assert all(self._in_flight.values()), f"epoch {self.epoch}: a rank is in flight with nothing"
+        assert self.is_done == (not self.uncovered()), f"epoch {self.epoch}: done and uncovered disagree"
+
+    def _put_back(self, pieces: Iterable[Range]) -> None:
+        for piece in pieces:
+            insort(self._reclaimed, piece)
+        self._reclaimed = merged(self._reclaimed)
+        if self._reclaimed and self._reclaimed[-1].end == self._cursor:
+            self._cursor = self._reclaimed.pop().offset
+
+    def _batches(self, samples: int) -> int:
+        return -(-samples // self.batch_size)
+
+
+# ------------------------------------------------------------------------------------------- sharing batches
+
+
+def largest_remainder(total: int, weights: Mapping[int, int]) -> Allotment:
+    """Split ``total`` in proportion to ``weights`` (their sum above 0): whole parts first, then one each to the largest
+    remainders, the lowest rank first among equals. Exact integer arithmetic."""
+    whole = sum(weights.values())
+    shares = {rank: total * weight // whole for rank, weight in weights.items()}
+    by_remainder = sorted(weights, key=lambda rank: (-(total * weights[rank] % whole), rank))
+    for rank in by_remainder[: total - sum(shares.values())]:
+        shares[rank] += 1
+    return shares
+
+
+def scaled_down(counts: Mapping[int, int], total: int) -> Allotment:
+    """Allotments in proportion whose sum is at most ``total``, but at least 1 each, which wins over the sum."""
+    whole = sum(counts.values())
+    result = {rank: max(1, count * total // whole) for rank, count in sorted(counts.items())}
+    for _ in range(sum(result.values()) - max(total, len(result))):
+        result[max(result, key=lambda rank: (result[rank], rank))] -= 1  # pays for those lifted to 1
+    return result
+
+
+def clamp_total(counts: Mapping[int, int], total: int) -> Allotment:
+    """Allotments cut to sum to ``total``, or to 1 each if there are more ranks than that (C16). What rounding leaves
+    over goes one each in rank order."""
+    if sum(counts.values()) <= total:
+        return dict(counts)
+    result = scaled_down(counts, total)
+    for rank in list(result)[: max(0, total - sum(result.values()))]:
+        result[rank] += 1
+    return result
+
+
+def final_window_plan(remaining: int, counts: Mapping[int, int], alive: Iterable[int]) -> Allotment | None:
+    """Allotments that use up the last ``remaining`` batches of an epoch in one window, or None while more than one
+    window is left (E5). Sums to ``remaining``; the dead hold 0.
+
+    A share of one batch has no rate on the delivered scale and would drop the whole cohort to the compute scale, so
+    lone batches are moved together where they can be.
+    """
+    living = _living(counts, alive)
+    whole = sum(living.values())
+    if not 0 < remaining < whole + len(counts) or not whole:
+        return None
+    if remaining >= whole:
+        plan = _padded(living, remaining - whole)
+    else:
+        plan = _without_lone_batches(largest_remainder(remaining, living))
+    return {rank: plan.get(rank, 0) for rank in sorted(counts)}
+
+
+def window_plan(pool: EpochPool, counts: Mapping[int, int], alive: Iterable[int], *, forced: bool = False) -> Allotment:
+    """Every rank's allotment for the window that starts now; 0 means that it idles in this window.
+
+    ``forced`` keeps to the counts (one batch each in the sync modes, or counts forced by the operator): the epoch's
+    end is split in proportion, and nobody is given more than its count.
+    """
+    alive = set(alive)
+    living = _living(counts, alive)
+    remaining = pool.remaining_batches
+    if not remaining or not living:
+        return dict.fromkeys(sorted(counts), 0)
+    if not forced:
+        plan = final_window_plan(remaining, counts, alive)
+        if plan is not None:
+            return plan
+    shares = largest_remainder(remaining, living) if remaining < sum(living.values()) else living
+    return {rank: shares.get(rank, 0) for rank in sorted(counts)}
+
+
+def chunk_batches(
+    pool: EpochPool | None,
+    rank: int,
+    counts: Mapping[int, int],
+    alive: Iterable[int],
+    plan: Mapping[int, int] | None,
+    taken: int = 0,
+) -> int:
+    """Batches of the rank's next chunk in a barrier-paced mode (E4 rules 0 to 3); 0 holds it until the reduce.
+
+    ``plan`` is the window's plan when one was made; ``taken`` are batches the rank was already dealt in this window
+    (a returned range can be shorter than its allotment, so that it needs another chunk).
+    """
+    if pool is None or rank not in set(alive):
+        return 0
+    allotment = plan.get(rank, 0) if plan is not None else counts.get(rank, 0)
+    return max(0, min(allotment - taken, pool.remaining_batches))
+
+
+def _living(counts: Mapping[int, int], alive: Iterable[int]) -> Allotment:
+    alive = set(alive)
+    return {rank: count for rank, count in sorted(counts.items()) if rank in alive and count > 0}
+
+
+def _padded(living: Allotment, surplus: int) -> Allotment:
+    """One more batch each for the slowest, in turn; the fastest gets none unless it is alone."""
+    fastest = max(living, key=lambda rank: (living[rank], -rank))
+    slowest_first = sorted((r for r in living if r != fastest), key=lambda rank: (living[rank], rank)) or [fastest]
+    plan = dict(living)
+    for turn in range(surplus):
+        plan[slowest_first[turn % len(slowest_first)]] += 1
+    return plan
+
+
+def _without_lone_batches(plan: Allotment) -> Allotment:
+    plan = dict(plan)
+    while True:
+        lone = next((rank for rank in sorted(plan) if plan[rank] == 1), None)
+        peers = [rank for rank in plan if rank != lone and plan[rank] >= 1]
+        if lone is None or not peers:
+            return plan
+        plan[lone] = 0
+        plan[min(peers, key=lambda rank: (plan[rank], rank))] += 1

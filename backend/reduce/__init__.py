@@ -1,0 +1,5 @@
+"""The controller's CPU reduce: counting (``accumulator``), arithmetic (``sums``), streaming (``plane``)."""
+
+from backend.reduce.plane import ReducePlane
+
+__all__ = ["ReducePlane"]

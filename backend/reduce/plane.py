@@ -1,0 +1,346 @@
+"""The controller's half of the CPU reduce: a stream in from every host, one averaged stream out to all.
+
+One :class:`ReducePlane` serves one run. It lives on the event loop's thread and only moves memoryviews there;
+slices are summed in a small thread pool, sent on in arena order, and kept, since the controller's copy of the
+last consensus is what a checkpoint is written from. It knows nothing of scheduling: ``open`` says what to
+expect, ``abort`` to forget it (design section 6; behaviour G10; laws L1, L4, L8).
+
+Memory is two arenas (the last consensus and the one that is being built) plus, per host, at most
+``window_slices`` slices: the runtime awaits :meth:`ReducePlane.room` before it reads more from a host's data
+link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from backend.core.vocabulary import OpenRound, RoundBroken, RoundFinished
+from backend.reduce.accumulator import (
+    SLICE_ELEMENTS,
+    Accumulator,
+    ContributionRefused,
+    Slice,
+    chunk_round,
+    same_round,
+    slices,
+)
+from backend.reduce.sums import F32, FloatArray, NonFinite, Pieces, reciprocal, sum_slice
+from wire.messages import Contribution
+from wire.session import ChunkHeader, Section
+
+Send = Callable[[int, ChunkHeader, memoryview], None]
+"""queue a chunk to a host's data link; seal it when it is written, not before: the view is free, a sealed
+copy is not
+"""
+
+WINDOW_SLICES = 8
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """An arena, and whether somebody outside holds it: then it is never written again."""
+
+    values: FloatArray
+    lent: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One open attempt and its buffer: dropped together, so that late sums and unsent views hurt nobody."""
+
+    counts: Accumulator
+    plan: list[Slice]
+    built: _Buffer
+    started: float
+    inbox: dict[int, deque[tuple[int, FloatArray]]]
+    next_sum: int = 0
+    next_send: int = 0
+    summed: set[int] = field(default_factory=set)
+    running: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def number(self) -> tuple[int, int]:
+        return self.counts.opening.round, self.counts.opening.attempt
+
+    @property
+    def summed_to(self) -> int:
+        """First element that no sum has asked for yet."""
+        return self.plan[self.next_sum].offset if self.next_sum < len(self.plan) else self.counts.elements
+
+    def take(self, host: int, piece: Slice) -> Pieces:
+        """The host's elements of this slice, removed from its inbox; a chunk that reaches further keeps its
+        rest.
+        """
+        inbox, pieces = self.inbox[host], []
+        while inbox and inbox[0][0] < piece.stop:
+            offset, values = inbox.popleft()
+            wanted = piece.stop - offset
+            pieces.append(values[:wanted])
+            if values.size > wanted:
+                inbox.appendleft((piece.stop, values[wanted:]))
+        return pieces
+
+
+class ReducePlane:
+    """The reduce of one run. Every method is called on the event loop's thread and returns at once.
+
+    ``send(host, header, payload)`` queues a chunk downwards, ``finished`` and ``broken`` report the end of an
+    attempt; all three are called on the same thread, possibly from within a method of the plane.
+    """
+
+    def __init__(
+        self,
+        *,
+        send: Send,
+        finished: Callable[[RoundFinished], None],
+        broken: Callable[[RoundBroken], None],
+        slice_elements: int = SLICE_ELEMENTS,
+        window_slices: int = WINDOW_SLICES,
+        threads: int = min(4, os.cpu_count() or 1),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send
+        self._finished = finished
+        self._broken = broken
+        self._slice_elements = slice_elements
+        self._window = window_slices * slice_elements
+        self._threads = threads
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reduce")
+        self._open: _Attempt | None = None
+        self._closed_attempt: tuple[int, int] | None = None
+        self._consensus: _Buffer | None = None
+        self._before: _Buffer | None = None
+        self._moved = asyncio.Event()
+        self.ignored = 0
+        """frames of another attempt, of a host that is not expected, or received before"""
+
+    @property
+    def consensus(self) -> FloatArray | None:
+        """The last committed arena (f32, params then buffers), read-only; None before the first.
+
+        Whoever holds it may keep it: a buffer that was handed out is never written again.
+        """
+        if self._consensus is None:
+            return None
+        self._consensus.lent = True
+        view = self._consensus.values.view()
+        view.flags.writeable = False
+        return view
+
+    @property
+    def waiting_for(self) -> dict[int, str]:
+        """What the open attempt still misses, in words, by host; empty when none is open."""
+        return self._open.counts.waiting_for() if self._open is not None else {}
+
+    def open(self, opening: OpenRound) -> None:
+        """Expect one contribution from each of these hosts. An attempt that is still open is dropped.
+
+        Raises ``ValueError`` without hosts.
+        """
+        if not opening.hosts:
+            raise ValueError(f"round {opening.round} was opened without hosts")
+        counts = Accumulator(opening)
+        self._open = _Attempt(
+            counts=counts,
+            plan=slices(opening.params_elements, opening.buffers_elements, self._slice_elements),
+            built=self._take_buffer(counts.elements),
+            started=self._clock(),
+            inbox={host: deque() for host in counts.hosts},
+        )
+        self._closed_attempt = None
+        self._wake()
+
+    def abort(self, round: int, attempt: int, reason: str) -> None:
+        """Forget this attempt: what still arrives for it is ignored. ``reason`` is for the debug log.
+
+        An attempt that had just finished is taken back as well, when the scheduler aborted it before it heard
+        so: the consensus is then what it was before.
+        """
+        logger.debug("round %s, attempt %s aborted: %s", round, attempt, reason)
+        if self._open is not None and self._open.number == (round, attempt):
+            self._open = None
+        elif self._closed_attempt == (round, attempt):
+            self._consensus, self._before = self._before, None
+            self._closed_attempt = None
+        self._wake()
+
+    def contribution(self, host: int, contribution: Contribution) -> None:
+        """A host declares its work. Breaks the attempt when it is not what was expected."""
+        attempt = self._expecting(host)
+        if attempt is None or (contribution.round, contribution.attempt) != attempt.number:
+            self.ignored += 1
+            return
+        try:
+            fresh = attempt.counts.contribute(host, contribution)
+        except ContributionRefused as refused:
+            self._break(refused.reason, refused.host)
+            return
+        self.ignored += not fresh
+        if attempt.counts.declared and not attempt.counts.realized:
+            self._close(attempt)
+        else:
+            self._advance(attempt)
+
+    def chunk(self, host: int, header: ChunkHeader, payload: memoryview) -> None:
+        """A host's next elements; the plane keeps ``payload`` until it is summed."""
+        attempt = self._expecting(host)
+        if attempt is None or not same_round(header, *attempt.number):
+            self.ignored += 1
+            return
+        try:
+            fresh = attempt.counts.arrived(host, header, payload.nbytes)
+        except ContributionRefused as refused:
+            self._break(refused.reason, refused.host)
+            return
+        if not fresh:
+            self.ignored += 1
+            return
+        attempt.inbox[host].append((header.offset, np.frombuffer(payload, dtype=F32)))
+        attempt.bytes_up += payload.nbytes
+        self._advance(attempt)
+
+    async def room(self, host: int) -> None:
+        """Return once the plane can take another chunk from this host; await it before each read of its link.
+
+        A host that is ahead of the slowest one waits here; its link's own flow control then holds it back.
+        """
+        while not self._has_room(host):
+            await self._moved.wait()
+
+    def close(self) -> None:
+        """Drop everything and let the threads end."""
+        self._open = None
+        self._wake()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------------------------------------ one attempt
+
+    def _expecting(self, host: int) -> _Attempt | None:
+        attempt = self._open
+        return attempt if attempt is not None and host in attempt.inbox else None
+
+    def _advance(self, attempt: _Attempt) -> None:
+        """Start every sum whose slices are all here, a few at a time."""
+        counts = attempt.counts
+        while (
+            counts.declared
+            and attempt.next_sum < len(attempt.plan)
+            and attempt.running < self._threads
+            and counts.covers(attempt.plan[attempt.next_sum])
+        ):
+            self._sum(attempt, attempt.next_sum)
+            attempt.next_sum += 1
+        self._wake()
+        if counts.declared and attempt.next_send == len(attempt.plan):
+            self._close(attempt)
+
+    def _sum(self, attempt: _Attempt, index: int) -> None:
+        piece = attempt.plan[index]
+        mass = attempt.counts.mass if piece.section is Section.PARAMS else attempt.counts.mover_mass
+        future = asyncio.get_running_loop().run_in_executor(
+            self._pool,
+            sum_slice,
+            [attempt.take(host, piece) for host in attempt.counts.contributors],
+            attempt.built.values[piece.offset : piece.stop],
+            reciprocal(mass),
+        )
+        attempt.running += 1
+        future.add_done_callback(lambda done: self._summed(attempt, index, done))
+
+    def _summed(self, attempt: _Attempt, index: int, done: asyncio.Future[NonFinite | None]) -> None:
+        attempt.running -= 1
+        if attempt is not self._open or done.cancelled():
+            return
+        if error := done.exception():
+            self._break(f"slice {index} could not be summed: {error!r}")
+            return
+        if bad := done.result():
+            self._break_for(attempt, attempt.plan[index], bad)
+            return
+        attempt.summed.add(index)
+        self._send_summed(attempt)
+        self._advance(attempt)
+
+    def _send_summed(self, attempt: _Attempt) -> None:
+        """Send on what is summed, in arena order, to everybody who is expected, idle hosts too."""
+        round_, number = attempt.number
+        while attempt.next_send in attempt.summed:
+            attempt.summed.remove(attempt.next_send)
+            piece = attempt.plan[attempt.next_send]
+            header = ChunkHeader(chunk_round(round_), number, piece.section, piece.offset, piece.elements)
+            payload = attempt.built.values[piece.offset : piece.stop].data.toreadonly()
+            attempt.next_send += 1
+            for host in attempt.counts.hosts:
+                attempt.bytes_down += payload.nbytes
+                self._send(host, header, payload)
+
+    def _close(self, attempt: _Attempt) -> None:
+        """Everything is summed and sent, or nobody worked: this is the consensus, and the round's end."""
+        counts = attempt.counts
+        self._open = None
+        if counts.realized:
+            self._before, self._consensus = self._consensus, attempt.built
+            self._closed_attempt = attempt.number
+        self._wake()
+        self._finished(
+            RoundFinished(
+                round=counts.opening.round,
+                attempt=counts.opening.attempt,
+                realized=counts.realized,
+                buffers_realized=counts.buffers_realized,
+                steps=counts.steps,
+                mass=counts.mass,
+                bytes_up=attempt.bytes_up,
+                bytes_down=attempt.bytes_down,
+                seconds=self._clock() - attempt.started,
+            )
+        )
+
+    def _break_for(self, attempt: _Attempt, piece: Slice, bad: NonFinite) -> None:
+        where = f"{bad.value} at element {piece.offset + bad.index} ({piece.section.name.lower()})"
+        if bad.contributor is None:
+            self._break(f"the sum is {where}, though every contribution is finite")
+            return
+        host = attempt.counts.contributors[bad.contributor]
+        ranks = ", ".join(map(str, sorted(attempt.counts.opening.hosts[host])))
+        self._break(f"host {host} (ranks {ranks}) contributed {where}", host)
+
+    def _break(self, reason: str, host: int | None = None) -> None:
+        assert self._open is not None, "only an open attempt breaks"
+        round_, attempt = self._open.number
+        self._open = None
+        self._wake()
+        self._broken(RoundBroken(round=round_, attempt=attempt, reason=reason, host=host))
+
+    # ----------------------------------------------------------------------------------- buffers and waiting
+
+    def _take_buffer(self, elements: int) -> _Buffer:
+        """The arena to build in: the consensus before the last one, unless somebody may still read it."""
+        spare, self._before = self._before, None
+        if spare is not None and not spare.lent and spare.values.size == elements:
+            return spare
+        return _Buffer(np.empty(elements, dtype=F32))
+
+    def _has_room(self, host: int) -> bool:
+        attempt = self._expecting(host)
+        if attempt is None:
+            return True
+        return attempt.counts.received.get(host, 0) - attempt.summed_to < self._window
+
+    def _wake(self) -> None:
+        self._moved.set()
+        self._moved.clear()

@@ -1,0 +1,101 @@
+"""One websocket with its session: frames in and out, and every way of ending as one exception.
+
+The session does no I/O and this does no deciding. Large frames are opened and sealed in a pool of threads, which release
+the GIL, so that bulk data never delays a heartbeat (design section 6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from backend.runtime.errors import LinkEnded
+from wire.codes import CloseCode
+from wire.messages import NO_RANK, Message
+from wire.session import ChunkHeader, Incoming, Session
+
+INLINE_BYTES = 32 << 10
+"""A frame up to this size is sealed on the event loop: about 20 microseconds, less than a trip to a thread."""
+MAX_REASON_BYTES = 123
+"""what a websocket close frame can carry"""
+UNKNOWN_ADDRESS = "unknown"
+
+
+class Peer:
+    """The far end of one websocket. Reading and writing may overlap; each has one task at most."""
+
+    def __init__(self, socket: WebSocket, session: Session, pool: Executor) -> None:
+        self.address = socket.client.host if socket.client else UNKNOWN_ADDRESS
+        self.session = session
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._socket = socket
+        self._pool = pool
+
+    async def accept(self) -> None:
+        """Answer the upgrade. Raises ``LinkEnded``."""
+        try:
+            await self._socket.accept()
+        except (WebSocketDisconnect, OSError, RuntimeError) as error:
+            raise LinkEnded("the peer left during the upgrade") from error
+
+    async def read(self) -> list[Incoming]:
+        """The next frame's meaning; handshake replies are written on the way.
+
+        Raises ``LinkEnded`` when the peer is gone, ``RemoteProtocolError`` for illegal bytes.
+        """
+        try:
+            message = await self._socket.receive()
+        except (WebSocketDisconnect, OSError, RuntimeError) as error:
+            raise LinkEnded("the connection was closed") from error
+        if message["type"] == "websocket.disconnect":
+            raise LinkEnded(_ending(message.get("code", 1006), message.get("reason") or ""))
+        data: bytes | str = message.get("bytes") or message.get("text") or b""
+        self.bytes_in += len(data)
+        if len(data) <= INLINE_BYTES:
+            incoming = self.session.receive(data)
+        else:
+            incoming = await asyncio.get_running_loop().run_in_executor(self._pool, self.session.receive, data)
+        for reply in self.session.pending():
+            await self._write(reply)
+        return incoming
+
+    async def send(self, message: Message, rank: int = NO_RANK) -> None:
+        """Seal and write one message. Raises ``LinkEnded``, ``LocalProtocolError`` (not sendable) and ``TimeoutError``."""
+        await self._write(self.session.seal(message, rank))
+
+    async def send_chunk(self, header: ChunkHeader, payload: memoryview) -> None:
+        """Seal and write one chunk; the sealing happens in the pool. Raises as ``send``."""
+        reserved = self.session.reserve_chunk(header)
+        frame = await asyncio.get_running_loop().run_in_executor(self._pool, reserved.seal, payload)
+        await self._write(frame)
+
+    async def send_plain(self, frame: bytes) -> None:
+        """Write a frame that needs no session: a refusal. Raises ``LinkEnded``."""
+        await self._write(frame)
+
+    async def close(self, code: CloseCode | int, reason: str) -> None:
+        """Close the websocket; nothing happens when it's closed already."""
+        try:
+            await self._socket.close(int(code), _fitting(reason))
+        except (WebSocketDisconnect, OSError, RuntimeError):
+            return
+
+    async def _write(self, frame: bytes | bytearray) -> None:
+        try:
+            await self._socket.send({"type": "websocket.send", "bytes": frame})
+        except (WebSocketDisconnect, OSError, RuntimeError) as error:
+            raise LinkEnded("the connection was lost while writing") from error
+        self.bytes_out += len(frame)
+
+
+def _ending(code: int, reason: str) -> str:
+    if reason:
+        return f"the peer closed the link: {reason} ({code})"
+    return "the connection was lost" if code in (1005, 1006) else f"the peer closed the link ({code})"
+
+
+def _fitting(reason: str) -> str:
+    return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES].decode("utf-8", "ignore")

@@ -1,0 +1,187 @@
+"""The links of one run, by the numbers that the core uses: join links, and one control and one data link per host.
+
+Sending is best effort here: a link that can't take a message ends by itself, and its end comes back as an event (M6, M7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from backend.core.vocabulary import Event, LinkLost, RelayAttached, RelayLost
+from backend.runtime.outbox import Outbox
+from wire.codes import CloseCode
+from wire.messages import Message
+from wire.session import Channel
+
+
+@dataclass(slots=True)
+class Relay:
+    """The two links of a host's relay; ``lost`` once one of them ended."""
+
+    links: dict[Channel, Outbox] = field(default_factory=dict)
+    lost: bool = False
+
+
+class RunLinks:
+    """Knows who may speak for whom in one run. All calls come from the event loop's thread."""
+
+    def __init__(self, post: Callable[[Event], None]) -> None:
+        self._post = post
+        self._joins: dict[int, Outbox] = {}
+        self._expected: dict[int, tuple[int, ...]] = {}
+        self._owner: dict[int, int] = {}
+        self._relays: dict[int, Relay] = {}
+        self._dropped: dict[int, str] = {}
+        self._world_known = asyncio.Event()
+        self._over = ""
+
+    def all(self) -> Iterator[Outbox]:
+        """Every open link."""
+        yield from self._joins.values()
+        for relay in self._relays.values():
+            yield from relay.links.values()
+
+    @property
+    def over(self) -> str:
+        """Why no link is taken any more; empty while the run lives."""
+        return self._over
+
+    # -------------------------------------------------------------------------------------------- join links
+
+    def add_join(self, link: int, outbox: Outbox) -> None:
+        """A host said hello on this link; the core knows it by its number from now on."""
+        self._joins[link] = outbox
+
+    def join_ended(self, link: int, reason: str) -> None:
+        """The link is over. The core hears of it, unless it was the core that closed it."""
+        if self._joins.pop(link, None) is not None:
+            self._post(LinkLost(link, reason))
+
+    def is_joined(self, link: int) -> bool:
+        """Whether the core still listens to this link."""
+        return link in self._joins
+
+    def send_host(self, link: int, message: Message) -> None:
+        """Queue a message on a join link; its loss, if it can't be written, comes back as ``LinkLost``."""
+        outbox = self._joins.get(link)
+        if outbox is not None:
+            outbox.post(message)
+
+    def close_join(self, link: int, reason: str) -> None:
+        """Close a join link once it's flushed. The core has let it go: nothing that it still says is heard."""
+        outbox = self._joins.pop(link, None)
+        if outbox is not None:
+            outbox.finish(reason)
+
+    # ------------------------------------------------------------------------------------------- relay links
+
+    def expect(self, hosts: dict[int, tuple[int, ...]]) -> None:
+        """The world formed: these hosts' relays may attach, each for these ranks."""
+        self._expected = dict(hosts)
+        self._owner = {rank: host for host, ranks in hosts.items() for rank in ranks}
+        self._world_known.set()
+
+    async def world_known(self, seconds: float) -> None:
+        """Wait a moment for the world: a relay may be quicker than the effects that announce it."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._world_known.wait()
+        except TimeoutError:
+            return
+
+    def objection(self, channel: Channel, host: int, ranks: list[int]) -> str:
+        """Why this relay may not attach, or an empty string."""
+        if self._over:
+            return f"the run is over: {self._over}"
+        if host in self._dropped:
+            return f"host {host} is out of this run: {self._dropped[host]}"
+        if host not in self._expected:
+            return f"host {host} is not part of this run's world"
+        if tuple(ranks) != self._expected[host]:
+            return f"host {host} owns ranks {list(self._expected[host])}, not {list(ranks)}"
+        relay = self._relays.get(host)
+        if relay is not None and relay.lost:
+            return f"the relay of host {host} was lost before; its ranks are out"
+        if relay is not None and channel in relay.links:
+            return f"the {channel.name.lower()} link of host {host} is attached already"
+        return ""
+
+    def attach(self, channel: Channel, host: int, outbox: Outbox) -> None:
+        """Take a relay's link that has no ``objection``; the core hears of it when both are up."""
+        relay = self._relays.setdefault(host, Relay())
+        relay.links[channel] = outbox
+        if len(relay.links) == 2:
+            self._post(RelayAttached(host))
+
+    def relay_ended(self, channel: Channel, host: int, outbox: Outbox, reason: str) -> None:
+        """One of a relay's links is over: the other one is of no use any more."""
+        relay = self._relays.get(host)
+        if relay is None or relay.links.get(channel) is not outbox:
+            return
+        del relay.links[channel]
+        self._lose(host, relay, f"the {channel.name.lower()} link ended: {reason}")
+
+    def owns(self, host: int, rank: int) -> bool:
+        """Whether this host's relay may speak for this rank."""
+        return self._owner.get(rank) == host
+
+    def send_relay(self, host: int, message: Message) -> None:
+        """Queue a host-level message on the host's control link."""
+        outbox = self._control(host)
+        if outbox is not None:
+            outbox.post(message)
+
+    def send_rank(self, rank: int, message: Message) -> None:
+        """Queue a message for a rank on its host's control link."""
+        host = self._owner.get(rank)
+        outbox = None if host is None else self._control(host)
+        if outbox is not None:
+            outbox.post(message, rank)
+
+    def data(self, host: int) -> Outbox | None:
+        """The host's data link, if it's up."""
+        relay = self._relays.get(host)
+        return None if relay is None else relay.links.get(Channel.DATA)
+
+    def drop(self, host: int, reason: str) -> None:
+        """Close a host's relay links at once and refuse it from now on."""
+        self._dropped[host] = reason
+        relay = self._relays.pop(host, None)
+        if relay is not None:
+            for outbox in relay.links.values():
+                outbox.finish(reason, CloseCode.REFUSED)
+
+    # ----------------------------------------------------------------------------------------------- the end
+
+    def finish_all(self, reason: str, last_words: Message | None = None) -> None:
+        """The run is over: close every link once it's flushed, join links with these last words."""
+        self._over = reason
+        self._world_known.set()
+        for outbox in self._joins.values():
+            if last_words is not None:
+                outbox.post(last_words)
+            outbox.finish(reason, CloseCode.GONE)
+        self._joins.clear()
+        for relay in self._relays.values():
+            for outbox in relay.links.values():
+                outbox.finish(reason, CloseCode.GONE)
+        self._relays.clear()
+
+    def _control(self, host: int) -> Outbox | None:
+        relay = self._relays.get(host)
+        outbox = None if relay is None else relay.links.get(Channel.CONTROL)
+        if outbox is None and host in self._expected and host not in self._dropped and not self._over:
+            # Nothing to write to: a taken step must not be left hanging on a peer that isn't there (M6).
+            self._lose(host, self._relays.setdefault(host, Relay()), "its control link is not attached")
+        return outbox
+
+    def _lose(self, host: int, relay: Relay, reason: str) -> None:
+        if relay.lost or self._over:
+            return
+        relay.lost = True
+        for outbox in relay.links.values():
+            outbox.finish(reason, CloseCode.REFUSED)
+        relay.links.clear()
+        self._post(RelayLost(host, reason))

@@ -1,0 +1,150 @@
+"""The safetensors format, written tensor by tensor: memory for one of them, its hash on the way, no framework needed.
+
+A file is an 8-byte little-endian length, a JSON header with each tensor's dtype, shape and place, and the raw bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import safetensors
+
+ALIGNMENT = 8
+METADATA = {"format": "pt"}
+"""what loaders of PyTorch expect to find"""
+
+Array = npt.NDArray[Any]
+
+_NUMPY: dict[str, tuple[str, Any]] = {
+    "float64": ("F64", np.float64),
+    "float32": ("F32", np.float32),
+    "float16": ("F16", np.float16),
+    "bfloat16": ("BF16", ml_dtypes.bfloat16),
+    "float8_e4m3fn": ("F8_E4M3", ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": ("F8_E5M2", ml_dtypes.float8_e5m2),
+    "int64": ("I64", np.int64),
+    "int32": ("I32", np.int32),
+    "int16": ("I16", np.int16),
+    "int8": ("I8", np.int8),
+    "uint64": ("U64", np.uint64),
+    "uint32": ("U32", np.uint32),
+    "uint16": ("U16", np.uint16),
+    "uint8": ("U8", np.uint8),
+    "bool": ("BOOL", np.bool_),
+}
+
+
+class TensorFileError(ValueError):
+    """A tensor, or a body of tensors, that can't be; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor to write: its bytes are asked for when their turn comes."""
+
+    name: str
+    dtype: str
+    """the framework's name, with or without ``torch.``"""
+    shape: tuple[int, ...]
+    load: Callable[[], Array | bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a finished file amounts to."""
+
+    bytes: int
+    sha256: str
+
+
+def code_of(dtype: str) -> str:
+    """The format's name of a dtype. Raises ``TensorFileError`` for one that it can't hold."""
+    return _known(dtype)[0]
+
+
+def numpy_type(dtype: str) -> Any:
+    """The numpy type of a dtype. Raises ``TensorFileError``."""
+    return _known(dtype)[1]
+
+
+def write(path: Path, entries: Iterable[Entry]) -> Written:
+    """Write and fsync a new file. Raises ``OSError``, and ``TensorFileError`` when a tensor isn't what its entry says."""
+    # Wide types first, so that every tensor starts at a multiple of its own size.
+    ordered = sorted(entries, key=lambda entry: (-_width(entry.dtype), entry.name))
+    digest, total = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for part in (_header(ordered), *map(_Bytes, ordered)):
+            data = part.take() if isinstance(part, _Bytes) else part
+            file.write(data)
+            digest.update(data)
+            total += len(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Written(total, digest.hexdigest())
+
+
+def read(body: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Tensors by name as (dtype code, shape, raw bytes). Raises ``TensorFileError`` for a malformed or ambiguous body."""
+    try:
+        found = safetensors.deserialize(body)
+    except safetensors.SafetensorError as error:
+        raise TensorFileError(f"not a safetensors body: {error}") from error
+    tensors = {name: (spec["dtype"], tuple(spec["shape"]), bytes(spec["data"])) for name, spec in found}
+    if len(tensors) != len(found):
+        raise TensorFileError("a tensor is named twice")
+    return tensors
+
+
+class _Bytes:
+    """One tensor's bytes, checked against what the header promised."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def take(self) -> memoryview:
+        entry = self._entry
+        value = entry.load()
+        data = memoryview(value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes())
+        if data.nbytes != _nbytes(entry):
+            raise TensorFileError(f"{entry.name} has {data.nbytes} bytes, its dtype and shape say {_nbytes(entry)}")
+        return data
+
+
+def _header(entries: list[Entry]) -> bytes:
+    header: dict[str, Any] = {"__metadata__": METADATA}
+    start = 0
+    for entry in entries:
+        if entry.name in header:
+            raise TensorFileError(f"{entry.name} is there twice")
+        end = start + _nbytes(entry)
+        header[entry.name] = {"dtype": code_of(entry.dtype), "shape": list(entry.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _nbytes(entry: Entry) -> int:
+    return math.prod(entry.shape) * _width(entry.dtype)
+
+
+def _width(dtype: str) -> int:
+    return int(np.dtype(numpy_type(dtype)).itemsize)
+
+
+def _known(dtype: str) -> tuple[str, Any]:
+    name = dtype.removeprefix("torch.")
+    if name not in _NUMPY:
+        raise TensorFileError(f"a tensor of dtype {dtype!r} can't be saved; known are {', '.join(_NUMPY)}")
+    return _NUMPY[name]

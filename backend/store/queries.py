@@ -1,0 +1,166 @@
+"""Every read, as plain functions of a connection that return dicts ready for JSON; ``Queries`` gives them
+connections.
+
+Lists are ascending unless said otherwise. Pages go by key (``after``, ``before_id``), so rows that arrive
+meanwhile neither shift nor repeat a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Column, Connection, Engine, Select, func, select
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from backend.store import tables
+from backend.store.errors import LocalError, StoreError, fault_of
+
+Row = dict[str, Any]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_DEATHS = select(func.count()).where(tables.deaths.c.run_id == tables.runs.c.id).scalar_subquery().label("deaths")
+_SUMMARY = (
+    "id", "name", "job", "mode", "phase", "reason", "created_at", "started_at", "ended_at", "world_size",
+    "config", "epochs_done", "rounds_done", "loss", "metrics", "emulated",
+)  # fmt: skip
+
+
+def list_runs(connection: Connection, limit: int = 50, before_id: int | None = None) -> list[Row]:
+    """Run summaries, newest first: the columns of the contract's RunSummary."""
+    query = select(*(tables.runs.c[name] for name in _SUMMARY), _DEATHS)
+    if before_id is not None:
+        query = query.where(tables.runs.c.id < before_id)
+    found = _rows(connection, query.order_by(tables.runs.c.id.desc()).limit(_checked(limit)))
+    for row in found:
+        row["epochs"] = _epochs(row.pop("config"))
+    return found
+
+
+def get_run(connection: Connection, run_id: int) -> Row | None:
+    """All that is stored of a run, its number of ``deaths`` and configured ``epochs``; None if unknown."""
+    found = _rows(connection, select(tables.runs, _DEATHS).where(tables.runs.c.id == run_id))
+    return found[0] | {"epochs": _epochs(found[0]["config"])} if found else None
+
+
+def hosts(connection: Connection, run_id: int) -> list[Row]:
+    """The hosts that were admitted, by number."""
+    return _all_of(connection, tables.hosts.c.run_id, run_id, tables.hosts.c.host)
+
+
+def ranks(connection: Connection, run_id: int) -> list[Row]:
+    """The ranks of the world, by number."""
+    return _all_of(connection, tables.ranks.c.run_id, run_id, tables.ranks.c.rank)
+
+
+def rounds(connection: Connection, run_id: int, after: int = -1, limit: int = 400, newest: bool = False) -> list[Row]:
+    """Rounds above ``after``: the first ``limit`` of them, or the last."""
+    query = select(tables.rounds).where(tables.rounds.c.run_id == run_id, tables.rounds.c.round > after)
+    return _page(connection, query, tables.rounds.c.round, limit, newest)
+
+
+def epochs(connection: Connection, run_id: int) -> list[Row]:
+    """Finished epochs, by number."""
+    return _all_of(connection, tables.epochs.c.run_id, run_id, tables.epochs.c.epoch)
+
+
+def events(connection: Connection, run_id: int, after_id: int = 0, limit: int = 200, newest: bool = False) -> list[Row]:
+    """Events with an id above ``after_id``: the first ``limit`` of them, or the last."""
+    query = select(tables.events).where(tables.events.c.run_id == run_id, tables.events.c.id > after_id)
+    return _page(connection, query, tables.events.c.id, limit, newest)
+
+
+def deaths(connection: Connection, run_id: int) -> list[Row]:
+    """Deaths in the order they were recorded."""
+    return _all_of(connection, tables.deaths.c.run_id, run_id, tables.deaths.c.id)
+
+
+def checkpoints(connection: Connection, run_id: int) -> list[Row]:
+    """Written checkpoints, by number."""
+    return _all_of(connection, tables.checkpoints.c.run_id, run_id, tables.checkpoints.c.checkpoint)
+
+
+def scalars(connection: Connection, run_id: int, name: str, after_id: int = 0, limit: int = 10_000) -> list[Row]:
+    """One named series in the order it was written."""
+    table = tables.scalars
+    query = select(table).where(table.c.run_id == run_id, table.c.name == name, table.c.id > after_id)
+    return _page(connection, query, table.c.id, limit, newest=False)
+
+
+def scalar_names(connection: Connection, run_id: int) -> list[str]:
+    """The names of a run's series, sorted."""
+    name = tables.scalars.c.name
+    query = select(name).where(tables.scalars.c.run_id == run_id).distinct().order_by(name)
+    return list(connection.execute(query).scalars())
+
+
+class Queries:
+    """The functions above as methods without their connection: each call reads one snapshot and ends it.
+
+    Synchronous and short, for a thread pool. Raises StoreError, naming the database and the cure.
+    """
+
+    def __init__(self, engine: Engine, where: str) -> None:
+        self._engine = engine
+        self._where = where
+        self._closed = False
+        self.list_runs = self._bound(list_runs)
+        self.get_run = self._bound(get_run)
+        self.hosts = self._bound(hosts)
+        self.ranks = self._bound(ranks)
+        self.rounds = self._bound(rounds)
+        self.epochs = self._bound(epochs)
+        self.events = self._bound(events)
+        self.deaths = self._bound(deaths)
+        self.checkpoints = self._bound(checkpoints)
+        self.scalars = self._bound(scalars)
+        self.scalar_names = self._bound(scalar_names)
+
+    def close(self) -> None:
+        """Refuse every later call by name, so that no read opens the file again."""
+        self._closed = True
+
+    def _bound(self, query: Callable[Concatenate[Connection, P], T]) -> Callable[P, T]:
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if self._closed:
+                raise StoreError("store_closed", "the store is closed", where=self._where)
+            try:
+                with self._engine.connect() as connection:
+                    return query(connection, *args, **kwargs)
+            except PoolTimeout as error:
+                cure = "Close some dashboards, or ask less often"
+                raise StoreError("readers_busy", "too many reads at once", where=self._where, cure=cure) from error
+            except StoreError:
+                raise
+            except Exception as error:
+                known = fault_of(error, self._where)
+                if known is None:
+                    raise
+                raise known from error
+
+        return call
+
+
+def _page(connection: Connection, query: Select[Any], key: Column[Any], limit: int, newest: bool) -> list[Row]:
+    found = _rows(connection, query.order_by(key.desc() if newest else key).limit(_checked(limit)))
+    return found[::-1] if newest else found
+
+
+def _all_of(connection: Connection, owner: Column[Any], run_id: int, key: Column[Any]) -> list[Row]:
+    return _rows(connection, select(key.table).where(owner == run_id).order_by(key))
+
+
+def _rows(connection: Connection, query: Select[Any]) -> list[Row]:
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def _checked(limit: int) -> int:
+    if limit < 1:
+        raise LocalError("bad_argument", f"limit must be at least 1, not {limit}")
+    return limit
+
+
+def _epochs(config: Row | None) -> int | None:
+    return None if config is None else config.get("epochs")

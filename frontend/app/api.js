@@ -1,0 +1,101 @@
+/** The REST interface: JSON in and out, every refusal a `Problem` that can be shown as it is. */
+import { signal } from "./html.js";
+
+/** unknown until the first answer, then in or out. */
+export const session = signal("unknown");
+
+/** An RFC 9457 problem, or the network's failure in the same shape (status 0). */
+export class Problem extends Error {
+  constructor({ status, code, title, detail, errors }) {
+    super(detail || title || "The request failed");
+    this.status = status;
+    this.code = code ?? "";
+    this.title = title ?? "";
+    this.errors = errors ?? [];
+  }
+
+  /** The problem of one form field as a sentence, if there is one. */
+  at(field) {
+    return this.errors.find((error) => error.field === field)?.text;
+  }
+}
+
+const unreachable = () =>
+  new Problem({ status: 0, code: "unreachable", title: "No answer", detail: "The controller does not answer. Is it still running?" });
+
+export async function request(method, path, body) {
+  let response;
+  try {
+    response = await fetch(`/api/v1/${path}`, {
+      method,
+      headers: {
+        Accept: "application/json",
+        ...(method === "GET" ? {} : { "X-Marchline": "1" }),
+        ...(body === undefined ? {} : { "Content-Type": "application/json" }),
+      },
+      body: body === undefined ? undefined : JSON.stringify(body),
+      credentials: "same-origin",
+      cache: "no-store",
+    });
+  } catch {
+    throw unreachable();
+  }
+  const answer = await readJson(response);
+  // Trading a wrong ticket is refused with 401 too; only the page that shows the form cares about that one.
+  if (response.status === 401 && path !== "session") session.value = "out";
+  if (!response.ok) throw new Problem({ title: response.statusText, ...answer, status: response.status });
+  if (path !== "session" || method !== "DELETE") session.value = "in";
+  return answer;
+}
+
+async function readJson(response) {
+  const type = response.headers.get("Content-Type") ?? "";
+  if (response.status === 204 || !type.includes("json")) return null;
+  try {
+    return await response.json();
+  } catch {
+    throw unreachable();
+  }
+}
+
+export const get = (path) => request("GET", path);
+export const post = (path, body) => request("POST", path, body);
+export const patch = (path, body) => request("PATCH", path, body);
+export const remove = (path) => request("DELETE", path);
+
+/** Pages of a list endpoint whose rows count up, from after `after`; stops when `keep` says so or there are no more. */
+export async function* pages(path, after, { limit = 400, key, until = Infinity }) {
+  for (;;) {
+    const { items } = await get(`${path}?after=${after}&limit=${limit}`);
+    if (items.length) yield items;
+    if (items.length < limit) return;
+    after = items.at(-1)[key];
+    if (after + 1 >= until) return;
+  }
+}
+
+/**
+ * The printed address `/#ticket=...` is traded for a cookie once. It leaves the address bar before anything else happens,
+ * so that it is in no history, bookmark or screenshot. Resolves to a Problem, or null.
+ */
+export async function tradeTicket() {
+  const ticket = new URLSearchParams(location.hash.slice(1)).get("ticket");
+  if (!ticket) return null;
+  history.replaceState(null, "", `${location.pathname}#/`);
+  return signIn({ ticket });
+}
+
+/** Trade a ticket or the operator's token for a cookie. Resolves to a Problem, or null. */
+export async function signIn(credential) {
+  try {
+    await post("session", credential);
+    return null;
+  } catch (problem) {
+    return problem;
+  }
+}
+
+export async function signOut() {
+  await remove("session");
+  session.value = "out";
+}

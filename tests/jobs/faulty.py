@@ -1,0 +1,61 @@
+"""One rank goes wrong at one of its batches, in a chosen way; elsewhere an odometer (cases F01, F05)."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from worker import Job
+
+
+class Faulty(Job):
+    @dataclass
+    class Params:
+        samples: int = 64
+        kind: str = "raise"  # raise, exit0, exit3, hard_exit, hang, hold, kill, segfault
+        rank: int = 1
+        at: int = 7  # batch on that rank, from 0
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.batches = 0
+
+    def build_model(self):
+        return nn.Linear(1, 1, bias=False)
+
+    def build_optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def train_dataset(self):
+        return range(self.params.samples)
+
+    def training_step(self, model, batch):
+        if os.environ.get("RANK") == str(self.params.rank) and self.batches == self.params.at:
+            self.fail()
+        self.batches += 1
+        return -model.weight.sum()
+
+    def fail(self):
+        match self.params.kind:
+            case "raise":
+                raise ValueError("grün ist kaputt ☃")
+            case "exit0":
+                sys.exit(0)
+            case "exit3":
+                sys.exit(3)
+            case "hard_exit":
+                os._exit(1)
+            case "hang":
+                while True:
+                    time.sleep(3600)
+            case "hold":
+                ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: no other thread of this process runs
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "segfault":
+                ctypes.string_at(0)

@@ -1,0 +1,1 @@
+"""The only package that controller and workers share: messages, frames, sealing, session, mass algebra."""

@@ -1,0 +1,455 @@
+"""Every message that crosses a process boundary, one tagged Struct each (msgpack on the wire).
+
+Three channels carry them. *join* is the host control link between an agent and the controller; *control* and *data* are
+a relay's two links. On the control channel the frame header names the rank that a message is from or for; identity comes
+from the session and that header, never from a message's own fields. No decision uses a timestamp of the peer.
+
+Adding, removing or changing a field changes ``wire/schema.json``: bump ``WIRE_VERSION`` and run ``make wire-schema``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+WIRE_VERSION = 1
+NO_RANK = 0xFFFFFFFF
+"""The frame header's rank field when a frame speaks for the whole host."""
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="kind"):
+    """Base of everything on the wire; the tag is the class name."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A value inside messages, without a tag of its own."""
+
+
+# ---------------------------------------------------------------------------------------------- values
+
+
+class Device(Record, frozen=True):
+    """One device a host offers. ``id`` is unique within the host: ``cpu:0``, ``cuda:1``."""
+
+    id: str
+    type: str
+    """cpu or cuda"""
+    name: str = ""
+    memory_bytes: int = 0
+
+
+class Versions(Record, frozen=True):
+    """What runs on a host; absent parts are empty strings."""
+
+    marchline: str
+    wire: int
+    python: str
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+
+
+class TensorSpec(Record, frozen=True):
+    """One tensor of the model's layout, in arena order.
+
+    ``section`` is ``params`` or ``buffers`` (averaged, f32 in the arena) or ``local`` (kept on the rank). ``offset`` counts
+    f32 elements from the start of the whole arena; -1 for ``local`` tensors and for aliases. ``alias_of`` names the tensor
+    whose storage a tied tensor shares.
+    """
+
+    name: str
+    section: str
+    dtype: str
+    shape: list[int]
+    offset: int = -1
+    alias_of: str = ""
+
+
+class RankAssignment(Record, frozen=True):
+    """A rank's number and the device that it owns on its host."""
+
+    rank: int
+    local_rank: int
+    device: str
+
+
+class TrainingPlan(Record, frozen=True):
+    """What every rank of the cohort must agree on; frozen when the world forms."""
+
+    run_id: int
+    job: str
+    """``path/file.py:Name`` below the worker's own job directory"""
+    params: dict[str, Any]
+    mode: str
+    """cpu_sync, cpu_cadence, cpu_async, nccl_sync, nccl_cadence"""
+    batch_size: int
+    epochs: int
+    seed: int
+    gamma: float
+    verify_consensus: bool
+    """ranks report a hash of their averaged tensors after every round"""
+    total_samples: int
+
+
+class RankProgress(Record, frozen=True):
+    """What the agent reads from a rank's shared-memory counter; user code cannot starve it."""
+
+    rank: int
+    state: str
+    """starting, idle, working, reducing, evaluating, saving, exited"""
+    steps: int
+    """local optimizer steps since the rank started"""
+    state_seconds: float
+    """how long the rank has been in this state, by the host's monotonic clock"""
+    rss_bytes: int = 0
+
+
+class ExitCause(Record, frozen=True):
+    """Why a rank's process ended, as far as its host can tell."""
+
+    code: int
+    """exit code; negative for a signal"""
+    signal: str = ""
+    """SIGKILL, SIGSEGV, ... by name"""
+    exception: str = ""
+    """exception type, when the rank could still say it"""
+    message: str = ""
+    last_lines: str = ""
+    """end of the rank's stderr, at most 4 KiB"""
+    last_step: int = 0
+    peak_rss_bytes: int = 0
+    clean: bool = False
+    """the rank was told to stop and did"""
+
+
+# ------------------------------------------------------------------------- join channel: agent <-> controller
+
+
+class Hello(Message, frozen=True):
+    """agent -> controller: a host offers its devices."""
+
+    host: str
+    devices: list[Device]
+    versions: Versions
+    run: int | None = None
+    """the run it wants; none takes the earliest open join window"""
+    emulate_ms_per_batch: float | None = None
+    """each training step is padded to at least this; shown wherever the host is"""
+
+
+class JobOffer(Message, frozen=True):
+    """controller -> agent: the job of the run whose window is open; the agent probes it in a process of its own."""
+
+    run_id: int
+    job: str
+    params: dict[str, Any]
+    job_hash: str
+    """sha256 of the job's file on the controller, empty when it has none"""
+
+
+class ProbeReport(Message, frozen=True):
+    """agent -> controller: what the host found when it loaded the job, built the model and opened the dataset."""
+
+    error: str = ""
+    """empty, or one line naming what is wrong with the job on this host"""
+    job_hash: str = ""
+    """sha256 of the job file"""
+    sources_hash: str = ""
+    """sha256 over the job file and all it imported from below the job directory"""
+    layout: list[TensorSpec] = []
+    dataset_signature: str = ""
+    dataset_size: int = 0
+
+
+class Accept(Message, frozen=True):
+    """controller -> agent: admitted; the ranks are the host's if the window closes now."""
+
+    run_id: int
+    host_id: int
+    ranks: list[int]
+    run_salt: bytes
+    formation_wait_seconds: float
+    heartbeat_seconds: float
+    heartbeat_timeout_seconds: float
+    run_secret: bytes = b""
+    """sent only under open admission; otherwise both sides derive it from the join token and the salt"""
+
+
+class Reject(Message, frozen=True):
+    """controller -> agent: refused, and why; the link closes after it."""
+
+    code: str
+    reason: str
+    permanent: bool = False
+    """dialling again cannot help"""
+
+
+class WorldFormed(Message, frozen=True):
+    """controller -> agent: the window closed and this is your part of the world; start relay and ranks."""
+
+    plan: TrainingPlan
+    world_size: int
+    generation: int
+    assignments: list[RankAssignment]
+
+
+class RunEnded(Message, frozen=True):
+    """controller -> agent: the run is over; stop what still runs and leave, or dial again when told to persist."""
+
+    phase: str
+    reason: str
+
+
+class HostHeartbeat(Message, frozen=True):
+    """agent -> controller, every second: the host lives, and how far each of its ranks is."""
+
+    ranks: list[RankProgress]
+
+
+class ControllerHeartbeat(Message, frozen=True):
+    """controller -> agent, every second."""
+
+
+class RankExited(Message, frozen=True):
+    """agent -> controller: a rank's process ended."""
+
+    rank: int
+    cause: ExitCause
+
+
+class RelayExited(Message, frozen=True):
+    """agent -> controller: the host's relay ended, so its ranks cannot take part any more."""
+
+    cause: ExitCause
+
+
+class Leaving(Message, frozen=True):
+    """agent -> controller: the host leaves on purpose (operator's Ctrl-C or SIGTERM there)."""
+
+    reason: str
+
+
+# ------------------------------------------------------------- control and data channel: relay <-> controller
+
+
+class RelayHello(Message, frozen=True):
+    """relay -> controller, first message on both of its links."""
+
+    host_id: int
+    ranks: list[int]
+
+
+class RelayWelcome(Message, frozen=True):
+    """controller -> relay: the link is attached."""
+
+
+class RankReady(Message, frozen=True):
+    """rank -> controller: model built, arena mapped, waiting for the initial broadcast."""
+
+    layout_hash: str
+    """sha256 over the layout; refused by name when it differs from the cohort's"""
+    params_elements: int
+    buffers_elements: int
+
+
+class StartChunk(Message, frozen=True):
+    """controller -> rank: train these samples of the epoch's permutation, then report and wait."""
+
+    epoch: int
+    offset: int
+    """first position in the permutation, in samples"""
+    size: int
+    """samples; the last batch may be partial"""
+    batches: int
+    global_step: int
+    """cohort steps before this window: the clock of learning-rate schedules"""
+
+
+class BatchDone(Message, frozen=True):
+    """rank -> controller, one a batch."""
+
+    batch_ms: float
+    """forward, backward, optimizer and emulated padding"""
+    data_ms: float
+    """waiting for and collating the batch"""
+    steps: int
+    """the rank's local optimizer steps since it started, this one included"""
+    samples: int
+    loss: float | None
+    """none when the loss was not finite"""
+
+
+class ChunkDone(Message, frozen=True):
+    """rank -> controller: every sample of the chunk in flight was trained on."""
+
+    epoch: int
+    offset: int
+    size: int
+
+
+class RequestParams(Message, frozen=True):
+    """controller -> rank: pack your parameters, scaled by your mass, into the arena."""
+
+    round: int
+    attempt: int
+    initial: bool
+    """the broadcast before training: rank 0 has mass 1, the others none"""
+
+
+class SnapshotReady(Message, frozen=True):
+    """rank -> relay: the arena holds this rank's contribution. Stays on the host."""
+
+    round: int
+    attempt: int
+    steps: int
+    """optimizer steps since the last committed round: the realized work"""
+    mass: float
+    mover_mass: float
+    """buffer mass: 1 if the rank did any work"""
+
+
+class Contribution(Message, frozen=True):
+    """relay -> controller on the data link, before the host's chunks: whose work they carry, and how much.
+
+    A host whose masses are all zero declares that and sends no chunk.
+    """
+
+    round: int
+    attempt: int
+    steps: dict[int, int]
+    masses: dict[int, float]
+    mover_masses: dict[int, float]
+    params_elements: int
+    buffers_elements: int
+
+
+class RoundCommitted(Message, frozen=True):
+    """controller -> relay and rank: adopt what was streamed for this attempt."""
+
+    round: int
+    attempt: int
+    realized: bool
+    """false: nobody worked, nothing was streamed, keep what you have"""
+    buffers_realized: bool
+
+
+class RoundAborted(Message, frozen=True):
+    """controller -> relay: forget this attempt; the next one follows as RequestParams."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+class SyncAck(Message, frozen=True):
+    """rank -> controller: the consensus is adopted."""
+
+    round: int
+    divergence: float
+    """norm(before - after) / norm(after) over the parameters"""
+    pre_norm: float
+    post_norm: float
+    params_hash: str
+    """hash of all averaged tensors after adoption, empty when not asked for"""
+    pack_ms: float
+    load_ms: float
+    """copying the consensus in"""
+    wait_ms: float
+    """between the end of the last batch and the request for parameters"""
+    reduce_ms: float
+    """from the request to adoption, packing and loading included"""
+
+
+class Update(Message, frozen=True):
+    """controller -> rank: the round is closed; the cohort's clock."""
+
+    round: int
+    global_step: int
+
+
+class Evaluate(Message, frozen=True):
+    """controller -> one rank: score the parameters you hold on the job's evaluation set."""
+
+    epoch: int
+
+
+class EvalResult(Message, frozen=True):
+    """rank -> controller."""
+
+    epoch: int
+    metrics: dict[str, float]
+    elapsed_ms: float
+    error: str = ""
+
+
+class RequestLocalState(Message, frozen=True):
+    """controller -> one rank: send the tensors that are not in the arena, for a checkpoint."""
+
+    checkpoint: int
+
+
+class LocalState(Message, frozen=True):
+    """rank -> controller: one part of a safetensors body with the ``local`` tensors, at most 256 KiB each."""
+
+    checkpoint: int
+    part: int
+    parts: int
+    data: bytes
+
+
+class Shutdown(Message, frozen=True):
+    """controller -> rank: leave now; the run is over."""
+
+    reason: str
+
+
+class Exiting(Message, frozen=True):
+    """rank -> controller: last message of a rank that leaves on purpose."""
+
+    steps: int
+
+
+class RankFailed(Message, frozen=True):
+    """rank -> agent (through its report file) and controller: the job raised; the process exits 1 after it."""
+
+    exception: str
+    message: str
+    last_lines: str
+    last_step: int
+
+
+class DeclareDead(Message, frozen=True):
+    """controller -> relays and ranks: this rank is out; its frames are refused from now on."""
+
+    rank: int
+    reason: str
+
+
+class RankHello(Message, frozen=True):
+    """rank -> relay on the host's unix socket: who speaks."""
+
+    rank: int
+
+
+MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
+AnyMessage = (
+    Hello | JobOffer | ProbeReport | Accept | Reject | WorldFormed | RunEnded | HostHeartbeat | ControllerHeartbeat
+    | RankExited | RelayExited | Leaving | RelayHello | RelayWelcome | RankReady | StartChunk | BatchDone | ChunkDone
+    | RequestParams | SnapshotReady | Contribution | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate
+    | EvalResult | RequestLocalState | LocalState | Shutdown | Exiting | RankFailed | DeclareDead | RankHello
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def encode(message: Message) -> bytes:
+    """Pack a message; the caller frames and seals it."""
+    return _encoder.encode(message)
+
+
+def decode(payload: bytes | memoryview) -> Message:
+    """Unpack one message. Raises ``msgspec.ValidationError`` for an unknown kind or a field of the wrong type."""
+    message: Message = _decoder.decode(payload)
+    return message

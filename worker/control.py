@@ -1,0 +1,257 @@
+"""The worker's half of the protocol as a pure machine: a message comes in, what the loop must do comes out.
+
+    state     message                   to         actions
+    idle      StartChunk                working    SetClock, Train
+    working   StartChunk                working    none when it repeats the chunk; kept for later when it is
+    another working   (chunk done)              idle       Report, or the next kept chunk idle
+    RequestParams             reducing   Pack working   RequestParams             reducing   Pack; the chunk
+    goes on after the round reducing  RequestParams, same round reducing   Resend: the arena is untouched,
+    only the attempt is new reducing  RoundCommitted            idle or working   Adopt any       Update
+    same       SetClock any       Evaluate                  same       Score any       RequestLocalState
+    same       SendLocal any       DeclareDead (own rank)    draining   Leave, as fenced any       Shutdown
+    draining   Leave draining  anything                  draining   none
+
+No clock, no tensors, no I/O. A message that has no row raises ``IllegalMessage``: somebody has a bug, and a
+rank that guesses would spoil the consensus.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wire.mass import gamma_mass, mover_mass
+from wire.messages import (
+    ChunkDone,
+    DeclareDead,
+    Evaluate,
+    Message,
+    RequestLocalState,
+    RequestParams,
+    RoundCommitted,
+    Shutdown,
+    SnapshotReady,
+    StartChunk,
+    Update,
+)
+
+
+class State(StrEnum):
+    """What the rank is about. Equal to the names of ``worker.progress`` where both know a state."""
+
+    IDLE = "idle"
+    WORKING = "working"
+    REDUCING = "reducing"
+    DRAINING = "draining"
+
+
+class IllegalMessage(Exception):
+    """A message that the protocol does not allow in this state; names message, state and reason."""
+
+    def __init__(self, message: Message, state: State, because: str) -> None:
+        super().__init__(f"{type(message).__name__} while {state}: {because}")
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Train on this chunk, then report it with ``Control.chunk_done``."""
+
+    chunk: StartChunk
+
+
+@dataclass(frozen=True, slots=True)
+class SetClock:
+    """The cohort's step count: learning-rate schedules move up to it."""
+
+    global_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Write the contribution into the arena, scaled by these masses, then send ``ready``."""
+
+    ready: SnapshotReady
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """The arena still holds the contribution; send ``ready`` for the new attempt."""
+
+    ready: SnapshotReady
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Load the consensus, or keep what you hold where nothing was realized, and acknowledge the round."""
+
+    round: int
+    params: bool
+    buffers: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Run the evaluation on the parameters held now."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendLocal:
+    """Send the tensors that are not averaged."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the loop. ``fenced``: the cohort goes on without this rank, which is no clean end."""
+
+    reason: str
+    fenced: bool
+
+
+Action = Train | SetClock | Pack | Resend | Adopt | Score | SendLocal | Leave
+
+
+class Control:
+    """State of one rank. Steps are optimizer steps; ``steps_since_round`` is the realized work of the open
+    window."""
+
+    def __init__(self, rank: int, gamma: float) -> None:
+        self.rank = rank
+        self.gamma = gamma
+        self.state = State.IDLE
+        self.steps = 0
+        self.steps_since_round = 0
+        self.chunk: StartChunk | None = None
+        self._waiting: deque[StartChunk] = deque()
+        self._last_done: tuple[int, int, int] | None = None
+        self._snapshot: SnapshotReady | None = None
+        self._packed_steps = 0
+        self._last_round: int | None = None
+
+    def receive(self, message: Message) -> list[Action]:
+        """What this message asks for, in order. Raises ``IllegalMessage``."""
+        if self.state is State.DRAINING:
+            return []
+        match message:
+            case StartChunk():
+                return self._start(message)
+            case RequestParams():
+                return self._request(message)
+            case RoundCommitted():
+                return self._commit(message)
+            case Update():
+                return [SetClock(message.global_step)]
+            case Evaluate():
+                return [Score(message.epoch)]
+            case RequestLocalState():
+                return [SendLocal(message.checkpoint)]
+            case Shutdown():
+                return self._leave(message.reason, fenced=False)
+            case DeclareDead():
+                return self._leave(message.reason, fenced=True) if message.rank == self.rank else []
+        raise IllegalMessage(message, self.state, "ranks do not take it")
+
+    def step_done(self) -> None:
+        """An optimizer step was made."""
+        self.steps += 1
+        self.steps_since_round += 1
+
+    def chunk_done(self) -> tuple[ChunkDone, list[Action]]:
+        """Every sample of the chunk was trained on: the report, and what comes next."""
+        if self.state is not State.WORKING or self.chunk is None:
+            raise AssertionError(f"no chunk is in work while {self.state}")
+        done = ChunkDone(epoch=self.chunk.epoch, offset=self.chunk.offset, size=self.chunk.size)
+        self._last_done = _range(self.chunk)
+        self.chunk = None
+        self.state = State.IDLE
+        return done, self._begin(self._waiting.popleft()) if self._waiting else []
+
+    def _start(self, chunk: StartChunk) -> list[Action]:
+        known = {self._last_done, *(_range(queued) for queued in self._waiting)}
+        if self.chunk is not None:
+            known.add(_range(self.chunk))
+        if _range(chunk) in known:
+            return []  # plans may be issued again; training a range twice would count its samples twice
+        if self.chunk is not None or self.state is State.REDUCING:
+            self._waiting.append(chunk)
+            return []
+        return self._begin(chunk)
+
+    def _begin(self, chunk: StartChunk) -> list[Action]:
+        self.chunk = chunk
+        self.state = State.WORKING
+        return [SetClock(chunk.global_step), Train(chunk)]
+
+    def _request(self, request: RequestParams) -> list[Action]:
+        if self._last_round is not None and request.round <= self._last_round:
+            raise IllegalMessage(request, self.state, f"round {self._last_round} is closed already")
+        if self._snapshot is not None:
+            return self._retry(request, self._snapshot)
+        self.state = State.REDUCING
+        self._packed_steps = self.steps_since_round
+        self._snapshot = self._initial(request) if request.initial else self._worked(request)
+        return [Pack(self._snapshot)]
+
+    def _retry(self, request: RequestParams, packed: SnapshotReady) -> list[Action]:
+        if request.round != packed.round:
+            raise IllegalMessage(request, self.state, f"round {packed.round} is still open")
+        if request.attempt <= packed.attempt:
+            return []
+        self._snapshot = SnapshotReady(
+            round=request.round,
+            attempt=request.attempt,
+            steps=packed.steps,
+            mass=packed.mass,
+            mover_mass=packed.mover_mass,
+        )
+        return [Resend(self._snapshot)]
+
+    def _initial(self, request: RequestParams) -> SnapshotReady:
+        root = self.rank == 0
+        mass = 1.0 if root else 0.0
+        return SnapshotReady(request.round, request.attempt, steps=int(root), mass=mass, mover_mass=mass)
+
+    def _worked(self, request: RequestParams) -> SnapshotReady:
+        steps = self.steps_since_round
+        return SnapshotReady(
+            round=request.round,
+            attempt=request.attempt,
+            steps=steps,
+            mass=gamma_mass(steps, self.gamma),
+            mover_mass=mover_mass(steps),
+        )
+
+    def _commit(self, commit: RoundCommitted) -> list[Action]:
+        packed = self._snapshot
+        if packed is None or (commit.round, commit.attempt) != (packed.round, packed.attempt):
+            if self._last_round is not None and commit.round <= self._last_round:
+                return []
+            raise IllegalMessage(commit, self.state, "this rank has no contribution in that attempt")
+        self.steps_since_round -= self._packed_steps  # what the round accepted, and nothing that came after it
+        self._snapshot = None
+        self._last_round = commit.round
+        adopt = Adopt(
+            commit.round, params=commit.realized, buffers=commit.realized and commit.buffers_realized
+        )
+        return [adopt, *self._resume()]
+
+    def _resume(self) -> list[Action]:
+        if self.chunk is not None:
+            self.state = State.WORKING
+            return []
+        self.state = State.IDLE
+        return self._begin(self._waiting.popleft()) if self._waiting else []
+
+    def _leave(self, reason: str, *, fenced: bool) -> list[Action]:
+        self.state = State.DRAINING
+        self.chunk = None
+        self._waiting.clear()
+        return [Leave(reason, fenced)]
+
+
+def _range(chunk: StartChunk) -> tuple[int, int, int]:
+    return chunk.epoch, chunk.offset, chunk.size

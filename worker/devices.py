@@ -1,0 +1,153 @@
+"""Which devices a host offers, found without CUDA: NVIDIA's management library for GPUs, and as many CPU ranks as
+asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from platform import processor, python_version
+from typing import Any
+
+import psutil
+
+from wire.messages import WIRE_VERSION, Device, Versions
+
+_CPU = re.compile(r"cpu(?::(\d+))?")
+
+
+class DeviceError(Exception):
+    """The devices that were asked for are not there; names what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDevice:
+    """A device to offer, and how a child process is confined to it."""
+
+    device: Device
+    visible: str
+    """value of CUDA_VISIBLE_DEVICES: the GPU's UUID, or empty for a CPU rank"""
+
+    @property
+    def torch_name(self) -> str:
+        """The device's name inside a process that sees only this one."""
+        return "cuda:0" if self.device.type == "cuda" else "cpu"
+
+
+def find_devices(wanted: str) -> list[LocalDevice]:
+    """The devices for ``all``, ``cpu``, ``cpu:N``, or a list of GPU numbers and UUIDs like ``0,2``.
+
+    ``all`` means every visible GPU, and one CPU rank on a host without any. GPU numbers are NVML's, in PCI bus order.
+    Raises ``DeviceError``.
+    """
+    if match := _CPU.fullmatch(wanted):
+        count = int(match.group(1) or 1)
+        if not 1 <= count <= 256:
+            raise DeviceError(f"--devices {wanted}: offer 1 to 256 CPU ranks")
+        return [_cpu(index) for index in range(count)]
+    gpus = visible_gpus(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if wanted == "all":
+        return gpus or [_cpu(0)]
+    return [_pick(gpus, name.strip()) for name in wanted.split(",")]
+
+
+def visible_gpus(gpus: list[LocalDevice], visible: str | None) -> list[LocalDevice]:
+    """Those that ``CUDA_VISIBLE_DEVICES`` lets through, as CUDA reads it: in its order, ending at the first unknown
+    name."""
+    if visible is None:
+        return gpus
+    chosen: list[LocalDevice] = []
+    for name in visible.split(","):
+        found = _matching(gpus, name.strip())
+        if found is None:
+            break
+        chosen.append(found)
+    return chosen
+
+
+def list_gpus() -> list[LocalDevice]:
+    """Every NVIDIA GPU of the host, or none where driver or library is missing. Touches no CUDA context."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def host_versions() -> Versions:
+    """What runs here, from package metadata alone: importing torch would cost a second and a gigabyte."""
+    torch = _version("torch")
+    _, _, build = torch.partition("+")
+    return Versions(
+        marchline=_version("marchline"),
+        wire=WIRE_VERSION,
+        python=python_version(),
+        torch=torch,
+        cuda=build.removeprefix("cu") if build.startswith("cu") else "",
+        nccl=next((found for major in (13, 12) if (found := _version(f"nvidia-nccl-cu{major}"))), ""),
+    )
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _cpu(index: int) -> LocalDevice:
+    memory = psutil.virtual_memory().total
+    return LocalDevice(Device(id=f"cpu:{index}", type="cpu", name=_processor_name(), memory_bytes=memory), visible="")
+
+
+def _gpu(nvml: Any, index: int) -> LocalDevice:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    device = Device(
+        id=f"cuda:{index}",
+        type="cuda",
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+    )
+    return LocalDevice(device, visible=_text(nvml.nvmlDeviceGetUUID(handle)))
+
+
+def _pick(gpus: list[LocalDevice], name: str) -> LocalDevice:
+    found = _matching(gpus, name)
+    if found is None:
+        there = ", ".join(gpu.device.id.removeprefix("cuda:") for gpu in gpus) or "none (is the NVIDIA driver loaded?)"
+        raise DeviceError(f"--devices: no GPU {name!r} on this host; visible GPUs: {there}; or offer cpu, cpu:N")
+    return found
+
+
+def _matching(gpus: list[LocalDevice], name: str) -> LocalDevice | None:
+    """By number, or by a UUID or the beginning of one, as CUDA allows."""
+    for gpu in gpus:
+        if gpu.device.id == f"cuda:{name}" or (name.startswith("GPU-") and gpu.visible.startswith(name)):
+            return gpu
+    return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _processor_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = (line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+            return next(names, "") or processor()
+    except OSError:
+        return processor()

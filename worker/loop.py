@@ -1,0 +1,289 @@
+"""The training loop, top to bottom: hear what the controller said, do it, train a batch, tell.
+
+Torch runs here, on the process's main thread; the link has a thread of its own (``rank_link``), and what
+the protocol asks for is decided in ``control``, which is pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors.torch
+
+from wire.messages import (
+    BatchDone,
+    EvalResult,
+    Exiting,
+    LocalState,
+    Message,
+    RankReady,
+    StartChunk,
+    SyncAck,
+)
+from worker.arena import Arena
+from worker.control import (
+    Action,
+    Adopt,
+    Control,
+    Leave,
+    Pack,
+    Resend,
+    Score,
+    SendLocal,
+    SetClock,
+    State,
+    Train,
+)
+from worker.data import SampleFeed
+from worker.job import describe
+from worker.progress import ProgressBlock
+from worker.rank_link import LinkLost
+from worker.trainer import Trainer
+
+LOCAL_PART_BYTES = 256 * 1024
+
+
+class Link(Protocol):
+    """The three things that the loop needs of its link."""
+
+    def send(self, message: Message) -> None: ...
+
+    def poll(self) -> list[Message]: ...
+
+    def wait(self) -> Message: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The job, built on this rank's device."""
+
+    trainer: Trainer
+    feed: SampleFeed
+    arena: Arena
+    eval_dataset: Any
+    """none when the job has no evaluation"""
+
+
+@dataclass(slots=True)
+class WindowTimes:
+    """Moments of the open window, in seconds of the loop's clock."""
+
+    worked_until: float
+    """end of the last batch, evaluation or round: from here on the rank waits"""
+    requested_at: float = 0.0
+    wait_ms: float = 0.0
+    pack_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """How this rank runs the loop. ``clock`` gives seconds, ``sleep`` waits as many."""
+
+    job_dir: Path
+    verify_consensus: bool = True
+    emulate_ms_per_batch: float | None = None
+    clock: Callable[[], float] = field(default=time.perf_counter)
+    sleep: Callable[[float], None] = field(default=time.sleep)
+
+
+class TrainingLoop:
+    """One rank's life between ``RankReady`` and the order to leave."""
+
+    def __init__(
+        self, control: Control, link: Link, workload: Workload, progress: ProgressBlock, options: LoopOptions
+    ) -> None:
+        self.control = control
+        self.link = link
+        self.trainer = workload.trainer
+        self.feed = workload.feed
+        self.arena = workload.arena
+        self.eval_dataset = workload.eval_dataset
+        self.progress = progress
+        self.options = options
+        self.clock = options.clock
+        self._times = WindowTimes(worked_until=self.clock())
+        self._batches: Iterator[tuple[Any, int]] = iter(())
+        self._samples_left = 0
+        self._global_step = 0
+        self._leave: Leave | None = None
+
+    def run(self) -> Leave:
+        """Serve until told to leave, and return that order. Raises what the job raises, ``LinkLost``,
+        ``IllegalMessage``."""
+        self.link.send(
+            RankReady(
+                layout_hash=self.arena.layout_hash,
+                params_elements=self.arena.params_elements,
+                buffers_elements=self.arena.buffers_elements,
+            )
+        )
+        self._enter(State.IDLE)
+        while self._leave is None:
+            # What did the controller say? With a chunk in work nobody waits for an answer.
+            for message in self._messages():
+                self._obey(self.control.receive(message))
+
+            # One batch of the chunk, and the news of it.
+            if self.control.state is State.WORKING:
+                self._train_one_batch()
+
+                # The chunk is worked off: report it, and wait for the round.
+                if self._samples_left == 0:
+                    self._finish_chunk()
+        return self._leave
+
+    # ------------------------------------------------------------------------------------------- training
+
+    def _train_one_batch(self) -> None:
+        self._enter(State.WORKING)
+        started = self.clock()
+        batch, samples = next(self._batches)
+        batch = self.trainer.move(batch)
+        loaded = self.clock()
+        loss = self.trainer.step(batch)
+        self._pad(loaded)
+        done = self.clock()
+
+        self._samples_left -= samples
+        self._times.worked_until = done
+        self.control.step_done()
+        self.progress.count(self.control.steps)
+        self._set_clock(self._global_step + 1)
+        self.link.send(
+            BatchDone(
+                batch_ms=(done - loaded) * 1000,
+                data_ms=(loaded - started) * 1000,
+                steps=self.control.steps,
+                samples=samples,
+                loss=loss,
+            )
+        )
+
+    def _pad(self, loaded: float) -> None:
+        """Make the step last at least as long as the device that this rank plays would take."""
+        wanted = self.options.emulate_ms_per_batch
+        if wanted is None:
+            return
+        while (missing := wanted / 1000 - (self.clock() - loaded)) > 0:
+            self.options.sleep(missing)
+
+    def _finish_chunk(self) -> None:
+        done, actions = self.control.chunk_done()
+        self.link.send(done)
+        self._enter(State.IDLE)
+        self._obey(actions)
+
+    # -------------------------------------------------------------------------------------------- obeying
+
+    def _messages(self) -> list[Message]:
+        if self.control.state is State.WORKING:
+            return self.link.poll()
+        return [self.link.wait()]
+
+    def _obey(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case SetClock(global_step):
+                    self._set_clock(global_step)
+                case Train(chunk):
+                    self._begin_chunk(chunk)
+                case Pack(ready):
+                    self._pack(ready.mass, ready.mover_mass)
+                    self.link.send(ready)
+                case Resend(ready):
+                    self.link.send(ready)
+                case Adopt():
+                    self._adopt(action)
+                case Score(epoch):
+                    self._evaluate(epoch)
+                case SendLocal(checkpoint):
+                    self._send_local(checkpoint)
+                case Leave():
+                    self._say_goodbye(action)
+
+    def _begin_chunk(self, chunk: StartChunk) -> None:
+        self.trainer.job.epoch = chunk.epoch
+        self._batches = self.feed.batches(chunk.epoch, chunk.offset, chunk.size)
+        self._samples_left = chunk.size
+
+    def _set_clock(self, global_step: int) -> None:
+        """The schedule's clock only moves forward: to what the cohort did, and by one with each batch of
+        our own."""
+        self._global_step = max(self._global_step, global_step)
+        self.trainer.advance(self._global_step)
+
+    # ------------------------------------------------------------------------------------------ the round
+
+    def _pack(self, mass: float, mover_mass: float) -> None:
+        self._enter(State.REDUCING)
+        now = self.clock()
+        self._times.requested_at = now
+        self._times.wait_ms = (now - self._times.worked_until) * 1000
+        self.arena.pack(mass, mover_mass)
+        self._times.pack_ms = (self.clock() - now) * 1000
+
+    def _adopt(self, order: Adopt) -> None:
+        started = self.clock()
+        moved = self.arena.adopt(params=order.params, buffers=order.buffers)
+        now = self.clock()
+        ack = SyncAck(
+            round=order.round,
+            divergence=moved.divergence,
+            pre_norm=moved.pre_norm,
+            post_norm=moved.post_norm,
+            params_hash=self.arena.tensors_hash() if self.options.verify_consensus else "",
+            pack_ms=self._times.pack_ms,
+            load_ms=(now - started) * 1000,
+            wait_ms=self._times.wait_ms,
+            reduce_ms=(now - self._times.requested_at) * 1000,
+        )
+        self._rest()
+        self.link.send(ack)
+
+    def _rest(self) -> None:
+        """Whatever was in the way of training is over; from here on the rank works or waits."""
+        self._times.worked_until = self.clock()
+        self._enter(State.IDLE)
+
+    # ------------------------------------------------------------------------------------ errands and the end
+
+    def _evaluate(self, epoch: int) -> None:
+        self._enter("evaluating")
+        started = self.clock()
+        metrics: dict[str, float] = {}
+        error = ""
+        try:
+            if self.eval_dataset is None:
+                error = "the job has no eval_dataset"
+            else:
+                metrics = self.trainer.evaluate(self.eval_dataset, self.feed.batch_size)
+        except Exception as failure:  # an evaluation that fails must not cost the cohort a rank
+            error = describe(failure, self.options.job_dir)
+        elapsed_ms = (self.clock() - started) * 1000
+        self._rest()
+        self.link.send(EvalResult(epoch=epoch, metrics=metrics, elapsed_ms=elapsed_ms, error=error))
+
+    def _send_local(self, checkpoint: int) -> None:
+        self._enter("saving")
+        body = safetensors.torch.save(self.arena.local_state())
+        parts = -(-len(body) // LOCAL_PART_BYTES)
+        for part in range(parts):
+            data = body[part * LOCAL_PART_BYTES : (part + 1) * LOCAL_PART_BYTES]
+            self.link.send(LocalState(checkpoint=checkpoint, part=part, parts=parts, data=data))
+        self._rest()
+
+    def _say_goodbye(self, order: Leave) -> None:
+        self._leave = order
+        if order.fenced:
+            return
+        with contextlib.suppress(LinkLost):  # told to leave: it does not matter who is still there to hear it
+            self.link.send(Exiting(steps=self.control.steps))
+        self._enter("exited")
+
+    def _enter(self, state: str) -> None:
+        self.progress.enter(state, time.monotonic_ns())

@@ -1,0 +1,158 @@
+"""``python -m worker.rank``: the process of one rank, started by its host's agent.
+
+It connects to the relay, builds the job, trains, and leaves when told to. Whatever else ends it is written to
+``rank{r}.report.json`` and said on the link before it exits with code 1, so that nobody has to guess.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+import torch
+
+from wire.messages import RankFailed, RankHello
+from worker.arena import Arena
+from worker.control import Control
+from worker.data import SampleFeed
+from worker.fingerprint import dataset_size
+from worker.job import Job, JobError, blamed, load_job
+from worker.lifeline import receive_orders
+from worker.loop import LoopOptions, TrainingLoop, Workload
+from worker.progress import ProgressBlock
+from worker.rank_link import LinkLost, RankLink
+from worker.seeding import seed_everything
+from worker.specs import RankSpec
+from worker.trainer import Trainer
+
+_MAX_MESSAGE = 2000
+_MAX_LINES = 4096
+
+
+class Fenced(Exception):
+    """The cohort declared this rank dead while it lived; its work does not count any more."""
+
+
+def main() -> int:
+    """Run one rank; the process's exit code."""
+    faulthandler.enable()
+    spec = msgspec.json.decode(receive_orders(), type=RankSpec)
+    shm_dir = Path(spec.shm_dir)
+    progress = ProgressBlock.create(shm_dir / f"rank{spec.rank}.progress", now_ns())
+    link: RankLink | None = None
+    try:
+        link = RankLink.connect(shm_dir / "relay.sock", spec.connect_seconds)
+        link.send(RankHello(rank=spec.rank))
+        train(spec, link, progress)
+        return 0
+    except (Exception, SystemExit) as error:
+        return report_failure(error, spec, progress, link)
+    finally:
+        if link is not None:
+            link.close()
+
+
+def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
+    """Build the job and serve until told to leave. Raises whatever goes wrong."""
+    workload = build_workload(spec)
+    control = Control(spec.rank, spec.plan.gamma)
+    options = LoopOptions(
+        job_dir=Path(spec.job_dir),
+        verify_consensus=spec.plan.verify_consensus,
+        emulate_ms_per_batch=spec.emulate_ms_per_batch,
+    )
+    seed_everything(
+        spec.plan.seed + spec.rank
+    )  # dropout and augmentation differ by rank; what was built does not
+    order = TrainingLoop(control, link, workload, progress, options).run()
+    if order.fenced:
+        raise Fenced(f"the cohort goes on without this rank: {order.reason}")
+
+
+def build_workload(spec: RankSpec) -> Workload:
+    """Load and build the job, and create this rank's arena. Raises ``JobError``, ``ArenaError``.
+
+    Every builder starts from the run's seed, so that a random split, say, is the same on all ranks.
+    """
+    plan, job_dir, shm_dir = spec.plan, Path(spec.job_dir), Path(spec.shm_dir)
+    seed_everything(plan.seed)
+    job = load_job(plan.job, job_dir, plan.params)
+    dataset = _train_dataset(job, job_dir, plan.seed)
+    size = dataset_size(dataset, job_dir)
+    if size != plan.total_samples:
+        raise JobError(
+            "dataset_invalid",
+            f"train_dataset has {size} samples here, the run was formed with {plan.total_samples}; "
+            "did a file change since this host joined?",
+        )
+    seed_everything(plan.seed)
+    with blamed("build_failed", "eval_dataset", job_dir):
+        eval_dataset = job.eval_dataset()
+    total_steps = plan.epochs * math.ceil(size / plan.batch_size)
+    trainer = Trainer(job, job_dir, torch.device(spec.device), seed=plan.seed, total_steps=total_steps)
+    arena = Arena.for_model(trainer.model)
+    arena.create_out(shm_dir / f"rank{spec.rank}.out")
+    arena.open_consensus(shm_dir / "consensus")
+    feed = SampleFeed(dataset, job.collate, plan.seed, plan.batch_size)
+    return Workload(trainer, feed, arena, eval_dataset)
+
+
+def report_failure(
+    error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None
+) -> int:
+    """Write down and tell why this rank ends. Returns the exit code, which is never 0: nobody told it to
+    leave."""
+    text = "".join(traceback.format_exception(error))
+    print(text, file=sys.stderr, end="", flush=True)
+    cause = error.__cause__ if isinstance(error, JobError) and error.__cause__ is not None else error
+    failed = RankFailed(
+        exception=type(cause).__name__,
+        message=_sentence(error)[:_MAX_MESSAGE],
+        last_lines=text[-_MAX_LINES:],
+        last_step=progress.read(now_ns()).steps,
+    )
+    report = Path(spec.shm_dir) / f"rank{spec.rank}.report.json"
+    fresh = report.with_suffix(".new")
+    fresh.write_bytes(msgspec.json.encode(failed))
+    os.replace(fresh, report)
+    _tell(failed, link)
+    code = error.code if isinstance(error, SystemExit) else 1
+    return code if isinstance(code, int) and 0 < code < 256 else 1
+
+
+def _tell(failed: RankFailed, link: RankLink | None) -> None:
+    if link is None:
+        return
+    try:
+        link.send(failed)
+    except LinkLost as error:
+        print(
+            f"the relay could not be told: {error}", file=sys.stderr
+        )  # the report file says it all the same
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"the job called sys.exit({error.code!r}) before the run was over"
+    return str(error)
+
+
+def _train_dataset(job: Job, job_dir: Path, seed: int) -> object:
+    seed_everything(seed)
+    with blamed("build_failed", "train_dataset", job_dir):
+        return job.train_dataset()
+
+
+def now_ns() -> int:
+    """The host's monotonic nanoseconds, which agent and ranks share."""
+    return time.monotonic_ns()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The relay's two websockets to the controller, control and data: dialling, handshake, frames."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
+
+from wire.codes import CloseCode, close_code
+from wire.errors import LocalProtocolError, RemoteProtocolError
+from wire.messages import NO_RANK, Message, Reject, RelayHello, RelayWelcome
+from wire.session import Channel, Incoming, Received, Session
+from worker.relay_spec import RelaySpec
+
+MAX_FRAME = 2 << 20
+_PAUSE_SECONDS = (0.2, 2.0)
+"""first and longest pause between two dials"""
+_DATA_PING_SECONDS = 20.0
+_REFUSALS = frozenset({CloseCode.AUTH, CloseCode.REFUSED, CloseCode.PROTOCOL})
+
+T = TypeVar("T")
+
+
+class LinkLost(Exception):
+    """A link to the controller ended, or could not be made in time."""
+
+
+class LinkRefused(LinkLost):
+    """The controller does not want this relay; dialling again cannot help."""
+
+
+class RunOver(LinkLost):
+    """The controller closed the link because the run is over."""
+
+
+class ControllerLink:
+    """One established link. One task may send and one may receive."""
+
+    def __init__(self, name: str, websocket: ClientConnection, session: Session) -> None:
+        self.name = name
+        self.session = session
+        self._websocket = websocket
+
+    async def send(self, message: Message, rank: int = NO_RANK) -> None:
+        """Seal and write one message. Raises ``LinkLost``, ``LocalProtocolError``."""
+        await self.send_frame(self.session.seal(message, rank))
+
+    async def send_frame(self, frame: bytes | bytearray) -> None:
+        """Write a sealed frame and wait until the socket takes it. Raises ``LinkLost``."""
+        try:
+            await self._websocket.send(frame)
+        except ConnectionClosed as closed:
+            raise self._lost(closed) from closed
+
+    async def receive(self, handle: Callable[[list[Incoming]], T], *, threaded: bool = False) -> T:
+        """Wait for one frame, open it, and return what ``handle`` makes of its events.
+
+        ``threaded`` opens and handles it in a thread, for chunks. Raises ``LinkLost``.
+        """
+        try:
+            frame = await self._websocket.recv()
+        except ConnectionClosed as closed:
+            raise self._lost(closed) from closed
+
+        def work() -> T:
+            return handle(self.session.receive(frame))
+
+        try:
+            return await asyncio.to_thread(work) if threaded else work()
+        except RemoteProtocolError as error:
+            await self._websocket.close(close_code(error.code))
+            raise LinkRefused(f"the controller broke the protocol on the {self.name} link: {error}") from error
+
+    async def close(self) -> None:
+        """Close the websocket; waits for the controller's answer, half a second at most."""
+        await self._websocket.close(1001)
+
+    def abort(self) -> None:
+        """Drop the connection without a word."""
+        self._websocket.transport.abort()
+
+    def _lost(self, closed: ConnectionClosed) -> LinkLost:
+        code = closed.rcvd.code if closed.rcvd is not None else 0
+        reason = closed.rcvd.reason if closed.rcvd is not None else "the connection broke"
+        if code == CloseCode.GONE:
+            return RunOver(reason or "the run is over")
+        kind = LinkRefused if code in _REFUSALS else LinkLost
+        return kind(f"the {self.name} link to the controller ended: {reason or 'closed'} ({code})")
+
+
+async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
+    """Make both links, (control, data), within the one budget of ``spec.connect_seconds``.
+
+    Raises ``LinkRefused`` at once, ``LinkLost`` when the budget is spent.
+    """
+    last = "no answer"
+
+    def failed(error: Exception) -> None:
+        nonlocal last
+        last = str(error) or type(error).__name__
+
+    try:
+        async with asyncio.timeout(spec.connect_seconds):
+            control = await _until_connected(spec, Channel.CONTROL, failed)
+            data = await _until_connected(spec, Channel.DATA, failed)
+    except TimeoutError as error:
+        text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {last}"
+        raise LinkLost(text) from error
+    return control, data
+
+
+async def _until_connected(spec: RelaySpec, channel: Channel, failed: Callable[[Exception], None]) -> ControllerLink:
+    pause, longest = _PAUSE_SECONDS
+    while True:
+        try:
+            return await _connect(spec, channel)
+        except (LinkRefused, RunOver):
+            raise
+        except (OSError, TimeoutError, InvalidHandshake, ProxyError, ConnectionClosed, LinkLost) as error:
+            failed(error)
+        except InvalidURI as error:
+            raise LinkRefused(f"{spec.url} cannot be dialled: {error}") from error
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
+
+
+async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
+    """One dial: websocket, session, hello, welcome."""
+    name = channel.name.lower()
+    control = channel is Channel.CONTROL
+    # The controller does not read a data link whose host is ahead of the others, so nothing there answers pings in
+    # time; they only keep middleboxes from forgetting the connection. A dead path shows on the control link.
+    websocket = await connect(
+        spec.endpoint(name),
+        compression=None,
+        proxy=spec.proxy,
+        max_size=MAX_FRAME,
+        max_queue=None if control else 4,
+        ping_interval=max(spec.heartbeat_seconds, spec.heartbeat_timeout_seconds / 3)
+        if control
+        else _DATA_PING_SECONDS,
+        ping_timeout=spec.heartbeat_timeout_seconds if control else None,
+        close_timeout=0.5,
+    )
+    link = ControllerLink(name, websocket, Session.client(channel, spec.secret, run_id=spec.run_id))
+    try:
+        await _handshake(link, websocket, RelayHello(host_id=spec.host_id, ranks=spec.ranks))
+    except BaseException:
+        link.abort()
+        raise
+    return link
+
+
+async def _handshake(link: ControllerLink, websocket: ClientConnection, hello: RelayHello) -> None:
+    session = link.session
+    await websocket.send(session.opening())
+    while not session.established:
+        await link.receive(lambda events: events)
+        for reply in session.pending():
+            await websocket.send(reply)
+    await link.send(hello)
+    events = await link.receive(lambda events: events)
+    answer = events[0].message if events and isinstance(events[0], Received) else None
+    if isinstance(answer, Reject):
+        raise LinkRefused(f"the controller refused the {link.name} link: {answer.reason}")
+    if not isinstance(answer, RelayWelcome):
+        raise LinkRefused(f"the controller answered the {link.name} link's hello with {answer!r}")
+
+
+__all__ = ["ControllerLink", "LinkLost", "LinkRefused", "LocalProtocolError", "RunOver", "dial"]
