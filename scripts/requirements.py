@@ -1,8 +1,10 @@
-"""Print the requirements of the project and its extras, one a line, as pyproject.toml has them."""
+"""Print requirements as pyproject.toml has them, one a line: all of them, or those of the groups named ("core" is the base)."""
 
+import sys
 import tomllib
 from pathlib import Path
 
 project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-groups = [project["dependencies"], *project["optional-dependencies"].values()]
-print("\n".join(requirement.replace(" ", "") for group in groups for requirement in group))
+groups = {"core": project["dependencies"], **project["optional-dependencies"]}
+for name in sys.argv[1:] or groups:
+    print("\n".join(requirement.replace(" ", "") for requirement in groups[name]))

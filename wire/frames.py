@@ -24,6 +24,7 @@ MAX_CHUNK_ELEMENTS = 1 << 18
 """f32 elements of one chunk: 1 MiB"""
 MAX_REFUSAL_TEXT = 512
 MAX_U32 = 0xFFFFFFFF
+MAX_OFFSET = (1 << 63) - 1
 MAX_SEQUENCE = (1 << 64) - 1
 
 PREFIX = struct.Struct("<4sHH")
@@ -90,16 +91,18 @@ class ChunkHeader:
         """Length of the plain payload."""
         return self.elements * Encoding(self.encoding).element_bytes
 
-    def problem(self) -> str:
-        """What is illegal about this header, or an empty string."""
+    def problem(self, payload_bytes: int | None) -> str:
+        """What is illegal about this header, or about a payload of so many bytes under it; empty when nothing is."""
         if not 1 <= self.elements <= MAX_CHUNK_ELEMENTS:
             return f"a chunk has 1 to {MAX_CHUNK_ELEMENTS} elements, not {self.elements}"
         if self.section not in (Section.PARAMS, Section.BUFFERS):
             return f"no section {self.section}: 0 is params, 1 is buffers"
         if self.encoding not in (Encoding.F32, Encoding.BF16):
             return f"no encoding {self.encoding}: 0 is f32, 1 is bf16"
-        if not (0 <= self.round <= MAX_U32 and 0 <= self.attempt <= MAX_U32 and 0 <= self.offset < 1 << 63):
+        if not (0 <= self.round <= MAX_U32 and 0 <= self.attempt <= MAX_U32 and 0 <= self.offset <= MAX_OFFSET):
             return f"round {self.round}, attempt {self.attempt} or offset {self.offset} is out of range"
+        if payload_bytes not in (None, self.payload_bytes):
+            return f"{self.elements} elements are {self.payload_bytes} bytes, not {payload_bytes}"
         return ""
 
 
@@ -126,7 +129,9 @@ def read_kind(frame: memoryview) -> Kind:
     if number == Kind.REFUSAL:
         return Kind.REFUSAL
     if version != WIRE_VERSION:
-        text = f"the peer speaks wire version {version}, this side speaks {WIRE_VERSION}; install the same release on both"
+        text = (
+            f"the peer speaks wire version {version}, this side speaks {WIRE_VERSION}; install the same release on both"
+        )
         raise RemoteProtocolError(ErrorCode.VERSION_MISMATCH, text)
     try:
         return Kind(number)
@@ -178,7 +183,9 @@ def read_refusal(frame: memoryview) -> tuple[str, str]:
     """
     body = frame[PREFIX.size :]
     if len(body) > MAX_REFUSAL_TEXT:
-        raise RemoteProtocolError(ErrorCode.OVERSIZE, f"a refusal has at most {MAX_REFUSAL_TEXT} bytes, not {len(body)}")
+        raise RemoteProtocolError(
+            ErrorCode.OVERSIZE, f"a refusal has at most {MAX_REFUSAL_TEXT} bytes, not {len(body)}"
+        )
     code, _, text = bytes(body).decode(errors="replace").partition("\n")
     return printable(code, 32), printable(text, MAX_REFUSAL_TEXT)
 
@@ -198,9 +205,13 @@ def read_message(frame: memoryview, cap: int) -> tuple[int, int, memoryview, mem
     """
     overhead = MESSAGE.size + MAC_BYTES
     if len(frame) > overhead + cap:
-        raise RemoteProtocolError(ErrorCode.OVERSIZE, f"a message here has at most {cap} bytes, not {len(frame) - overhead}")
+        raise RemoteProtocolError(
+            ErrorCode.OVERSIZE, f"a message here has at most {cap} bytes, not {len(frame) - overhead}"
+        )
     if len(frame) < overhead:
-        raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"a message frame has at least {overhead} bytes, not {len(frame)}")
+        raise RemoteProtocolError(
+            ErrorCode.BAD_MESSAGE, f"a message frame has at least {overhead} bytes, not {len(frame)}"
+        )
     _, _, _, rank, length, sequence = MESSAGE.unpack_from(frame)
     _check_length(frame, overhead + length, "this message frame")
     covered = frame[:-MAC_BYTES]
@@ -208,7 +219,7 @@ def read_message(frame: memoryview, cap: int) -> tuple[int, int, memoryview, mem
 
 
 def write_chunk_header(header: ChunkHeader, sequence: int, frame: bytearray) -> None:
-    """Magic, version, kind, sequence u64, offset u64, round u32, attempt u32, elements u32, section u16, encoding u16."""
+    """Magic, version, kind, sequence u64, offset u64, round, attempt, elements u32, section, encoding u16. 40 bytes."""
     CHUNK.pack_into(
         frame, 0, MAGIC, WIRE_VERSION, Kind.CHUNK, sequence, header.offset, header.round, header.attempt,
         header.elements, header.section, header.encoding,
@@ -217,6 +228,8 @@ def write_chunk_header(header: ChunkHeader, sequence: int, frame: bytearray) -> 
 
 def read_chunk(frame: memoryview) -> tuple[ChunkHeader, int, memoryview, memoryview]:
     """(header, sequence, header's bytes, sealed payload) of a chunk frame; nothing of it is authentic yet.
+
+    The caller asks ``header.problem`` once it is.
 
     Raises ``RemoteProtocolError``: oversize, bad_message.
     """
@@ -227,20 +240,15 @@ def read_chunk(frame: memoryview) -> tuple[ChunkHeader, int, memoryview, memoryv
         raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"{len(frame)} bytes are too few for a chunk frame")
     _, _, _, sequence, offset, round_, attempt, elements, section, encoding = CHUNK.unpack_from(frame)
     header = ChunkHeader(round_, attempt, section, offset, elements, encoding)
-    if problem := header.problem():
-        raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, problem)
-    _check_length(frame, CHUNK.size + header.payload_bytes + GCM_TAG_BYTES, "this chunk frame")
     return header, sequence, frame[: CHUNK.size], frame[CHUNK.size :]
 
 
 def check_chunk(header: ChunkHeader, payload: memoryview) -> None:
     """Refuse to send an illegal chunk. Raises ``LocalProtocolError``."""
-    if problem := header.problem():
+    if problem := header.problem(payload.nbytes):
         raise LocalProtocolError(problem)
     if not payload.c_contiguous:
         raise LocalProtocolError("a chunk's payload must be contiguous")
-    if payload.nbytes != header.payload_bytes:
-        raise LocalProtocolError(f"{header.elements} elements are {header.payload_bytes} bytes, not {payload.nbytes}")
 
 
 def printable(text: str, limit: int) -> str:

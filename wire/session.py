@@ -28,14 +28,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-import msgspec
-
 from wire import frames
+from wire.chunks import ReservedChunk
+from wire.codec import pack, unpack
 from wire.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wire.frames import Channel, ChunkHeader, Encoding, Kind, Section
-from wire.messages import MESSAGES, NO_RANK, Message, decode, encode
+from wire.messages import NO_RANK, Message
 from wire.sealing import (
-    GCM_TAG_BYTES,
     NONCE_BYTES,
     ConnectionKeys,
     DirectionKeys,
@@ -63,8 +62,6 @@ __all__ = [
 Data = bytes | bytearray | memoryview
 SecretFor = Callable[[Channel, int], bytes | None]
 
-_KNOWN_KINDS = frozenset(message.__name__ for message in MESSAGES)
-_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 _REFUSABLE = frozenset(
     {ErrorCode.VERSION_MISMATCH, ErrorCode.UNKNOWN_RUN, ErrorCode.BAD_MAC, ErrorCode.WRONG_CHANNEL, ErrorCode.OVERSIZE}
 )
@@ -104,48 +101,38 @@ class State(Enum):
     ESTABLISHED = "established"
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedChunk:
-    """A chunk with its sequence number; ``seal`` may run in any thread, once."""
-
-    header: ChunkHeader
-    sequence: int
-    keys: DirectionKeys
-
-    def seal(self, payload: Data) -> bytearray:
-        """The frame: header, ciphertext and tag in one buffer, with no copy of ``payload``.
-
-        ``payload`` is contiguous, ``header.payload_bytes`` long. Raises ``LocalProtocolError`` otherwise; the number is
-        then spent and the connection must be closed.
-        """
-        plain = memoryview(payload)
-        frames.check_chunk(self.header, plain)
-        start = frames.CHUNK.size
-        frame = bytearray(start + plain.nbytes + GCM_TAG_BYTES)
-        frames.write_chunk_header(self.header, self.sequence, frame)
-        view = memoryview(frame)
-        self.keys.encrypt_into(self.sequence, view[:start], plain.cast("B"), view[start:])
-        return frame
+def _no_run(_channel: Channel, _run_id: int) -> bytes | None:
+    return None
 
 
 class Session:
     """One end of one connection. Build it with :meth:`client` or :meth:`server`."""
 
-    def __init__(self, state: State, channel: Channel | None, run_id: int, secret_for: SecretFor, nonce: bytes) -> None:
-        if len(nonce) != NONCE_BYTES:
-            raise LocalProtocolError(f"a nonce has {NONCE_BYTES} bytes, this one has {len(nonce)}")
+    def __init__(
+        self,
+        state: State,
+        channel: Channel | None,
+        nonce: bytes | None,
+        *,
+        secret: bytes = b"",
+        run_id: int = 0,
+        secret_for: SecretFor = _no_run,
+    ) -> None:
         self._state = state
+        self._is_client = state is State.CLIENT_START
         self._channel = channel
         self._run_id = run_id
+        self._secret = secret
         self._secret_for = secret_for
-        self._nonce = nonce
+        self._nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
         self._keys: ConnectionKeys | None = None
-        self._is_client = state is State.CLIENT_START
         self._sent = itertools.count()
         self._sent_any = False
         self._expected = 0
         self._replies: list[bytes] = []
         self._failure: RemoteProtocolError | None = None
+        if len(self._nonce) != NONCE_BYTES:
+            raise LocalProtocolError(f"a nonce has {NONCE_BYTES} bytes, this one has {len(self._nonce)}")
 
     @classmethod
     def client(cls, channel: Channel, secret: bytes, *, run_id: int = 0, nonce: bytes | None = None) -> Session:
@@ -157,7 +144,7 @@ class Session:
         check_secret(secret)
         if not 0 <= run_id <= frames.MAX_U32:
             raise LocalProtocolError(f"run {run_id} does not fit the client hello's 32 bits")
-        return cls(State.CLIENT_START, Channel(channel), run_id, lambda _channel, _run: secret, nonce or _fresh_nonce())
+        return cls(State.CLIENT_START, channel, nonce, secret=secret, run_id=run_id)
 
     @classmethod
     def server(cls, secret_for: SecretFor, *, channel: Channel | None = None, nonce: bytes | None = None) -> Session:
@@ -165,7 +152,7 @@ class Session:
 
         With ``channel``, a client hello for another channel is refused as wrong_channel before ``secret_for`` is asked.
         """
-        return cls(State.SERVER_START, channel, 0, secret_for, nonce or _fresh_nonce())
+        return cls(State.SERVER_START, channel, nonce, secret_for=secret_for)
 
     def __repr__(self) -> str:
         side = "client" if self._is_client else "server"
@@ -214,7 +201,7 @@ class Session:
         what msgpack cannot hold; ``RemoteProtocolError`` (the original failure) on a dead session.
         """
         keys = self._sending_keys()
-        payload = _pack(message)
+        payload = pack(message)
         cap = self._sending_cap()
         if len(payload) > cap:
             raise LocalProtocolError(f"{type(message).__name__} takes {len(payload)} bytes, the cap here is {cap}")
@@ -234,7 +221,7 @@ class Session:
             raise LocalProtocolError(f"chunks travel on the data channel, this is {self.channel.name.lower()}")
         if self._is_client and not self._sent_any:
             raise LocalProtocolError("a client's first frame is a message: it proves that the client holds the secret")
-        if problem := header.problem():
+        if problem := header.problem(None):
             raise LocalProtocolError(problem)
         return ReservedChunk(header, self._next_sequence(), keys)
 
@@ -334,13 +321,12 @@ class Session:
 
     def _on_server_hello(self, frame: memoryview) -> list[Incoming]:
         nonce, covered, tag = frames.read_server_hello(frame)
-        secret = self._secret_for(self.channel, self._run_id)
-        if secret is None:
-            raise AssertionError("a client session always has its secret")
         header = frames.client_hello(self.channel, self._run_id, b"")
-        keys = connection_keys(secret, header, self._nonce, nonce)
+        keys = connection_keys(self._secret, header, self._nonce, nonce)
         if not keys.server_hello.verify(covered, tag):
-            raise RemoteProtocolError(ErrorCode.BAD_MAC, "the server holds another secret; is the join token this controller's?")
+            raise RemoteProtocolError(
+                ErrorCode.BAD_MAC, "the server holds another secret; is the join token this controller's?"
+            )
         self._keys = keys
         self._state = State.ESTABLISHED
         return [Established()]
@@ -355,16 +341,20 @@ class Session:
         if not self._receiving_keys().verify(covered, tag):
             raise self._bad_mac("a message")
         self._take(sequence)
-        return Received(rank, _unpack(payload))
+        return Received(rank, unpack(payload))
 
     def _on_chunk(self, frame: memoryview) -> ChunkReceived:
         if self.channel is not Channel.DATA:
-            raise RemoteProtocolError(ErrorCode.WRONG_CHANNEL, f"a chunk came on the {self.channel.name.lower()} channel")
+            raise RemoteProtocolError(
+                ErrorCode.WRONG_CHANNEL, f"a chunk came on the {self.channel.name.lower()} channel"
+            )
         header, sequence, head, sealed = frames.read_chunk(frame)
         plain = self._receiving_keys().decrypt(sequence, head, sealed)
         if plain is None:
             raise self._bad_mac("a chunk")
         self._take(sequence)
+        if problem := header.problem(len(plain)):
+            raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, problem)
         return ChunkReceived(header, memoryview(plain))
 
     def _receiving_keys(self) -> DirectionKeys:
@@ -374,7 +364,9 @@ class Session:
 
     def _bad_mac(self, what: str) -> RemoteProtocolError:
         if self._state is State.SERVER_WAITS:
-            return RemoteProtocolError(ErrorCode.BAD_MAC, "the peer holds another secret; is its join token this controller's?")
+            return RemoteProtocolError(
+                ErrorCode.BAD_MAC, "the peer holds another secret; is its join token this controller's?"
+            )
         return RemoteProtocolError(ErrorCode.BAD_MAC, f"the tag of {what} does not verify")
 
     def _take(self, sequence: int) -> None:
@@ -384,43 +376,10 @@ class Session:
         self._expected += 1
 
 
-def _fresh_nonce() -> bytes:
-    return os.urandom(NONCE_BYTES)
-
-
 def _as_frame(data: Data | str) -> memoryview:
     if isinstance(data, str):
         raise RemoteProtocolError(ErrorCode.BAD_MAGIC, "a text message came; frames are binary")
     return memoryview(data).cast("B")
-
-
-def _pack(message: Message) -> bytes:
-    try:
-        return encode(message)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise LocalProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from error
-
-
-def _unpack(payload: memoryview) -> Message:
-    try:
-        return decode(payload)
-    except _DECODE_ERRORS as error:
-        raise _undecodable(payload, error) from error
-
-
-class _Tag(msgspec.Struct):
-    kind: str
-
-
-def _undecodable(payload: memoryview, error: Exception) -> RemoteProtocolError:
-    try:
-        kind = msgspec.msgpack.decode(payload, type=_Tag).kind
-    except _DECODE_ERRORS:
-        return RemoteProtocolError(ErrorCode.BAD_MESSAGE, "the payload is no message of this protocol")
-    kind = frames.printable(kind, 40)
-    if kind not in _KNOWN_KINDS:
-        return RemoteProtocolError(ErrorCode.UNKNOWN_KIND, f"there is no message {kind!r} in this wire version")
-    return RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"{kind}: {frames.printable(str(error), 200)}")
 
 
 def _name(kind: Kind) -> str:

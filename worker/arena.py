@@ -25,7 +25,7 @@ from worker.arena_file import ArenaError, ArenaFile
 __all__ = ["AdoptResult", "Arena", "ArenaError", "model_layout"]
 
 _CPU_NORM_STEP = 1 << 14
-"""elements per step of a norm: stays in the cache, and short f32 sums of squares lose nothing"""
+"""elements per step of a norm: in cache, short enough for f32 sums of squares, too short for torch to use threads"""
 _DEVICE_NORM_STEP = 1 << 24
 
 
@@ -203,17 +203,13 @@ def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def _section(name: str, tensor: Tensor, *, is_parameter: bool) -> str:
     if is_lazy(tensor):
-        raise ArenaError(
-            f"{name} is not initialised; run a batch through the model at the end of build_model"
-        )
+        raise ArenaError(f"{name} is not initialised; run a batch through the model at the end of build_model")
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise ArenaError(f"{name} has layout {tensor.layout}; only dense tensors can be averaged")
     if tensor.is_meta:
         raise ArenaError(f"{name} is on the meta device; build the model on a real one")
     if is_parameter and tensor.is_complex():
-        raise ArenaError(
-            f"{name} is {tensor.dtype}; keep complex parameters as float pairs (torch.view_as_real)"
-        )
+        raise ArenaError(f"{name} is {tensor.dtype}; keep complex parameters as float pairs (torch.view_as_real)")
     if not tensor.is_floating_point():
         return "local"
     return "params" if is_parameter else "buffers"
@@ -297,9 +293,7 @@ class _Norms:
             sums[2] += 0.0 if after is None else _square_sum(a - b)
 
     def result(self) -> AdoptResult:
-        """Norms over all that was added. Where the consensus is all zeros, the move is relative to what was
-        before.
-        """
+        """Norms over all that was added. From a consensus of zeros, the move is relative to what was before."""
         pre, post, moved = (sqrt(sum(float(sums[i]) for sums in self._sums.values())) for i in range(3))
         return AdoptResult(divergence=moved / (post or pre or 1.0), pre_norm=pre, post_norm=post)
 
@@ -308,5 +302,5 @@ def _square_sum(values: Tensor) -> float | Tensor:
     if values.device.type != "cpu":
         norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float64)
         return norm.square()
-    total = float(torch.dot(values, values))  # a hundred times faster than f64 on a CPU
-    return total if isfinite(total) else float(values.double().square().sum())
+    length = float(torch.linalg.vector_norm(values))  # in f32: a hundred times faster than f64 on a CPU
+    return length * length if isfinite(length) else float(values.double().square().sum())

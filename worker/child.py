@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 TAIL_BYTES = 4096
 _MAX_LINE = 16384
@@ -90,25 +90,47 @@ class Passthrough(asyncio.Protocol):
             self._out.flush()
 
 
+class Collector(asyncio.Protocol):
+    """Keeps a child's output, up to a cap; the rest is dropped."""
+
+    def __init__(self, cap: int) -> None:
+        self.data = bytearray()
+        self.closed = asyncio.get_running_loop().create_future()
+        self._cap = cap
+
+    def data_received(self, data: bytes) -> None:
+        """Take output as it comes."""
+        self.data += data[: self._cap - len(self.data)]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The child closed it."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
 class Child:
     """A running child. ``label`` names it in the output: ``rank 2``, ``relay``."""
 
-    def __init__(self, label: str, process: subprocess.Popen[bytes], tail: Tail) -> None:
+    def __init__(self, label: str, process: subprocess.Popen[bytes]) -> None:
         self.label = label
         self.pid = process.pid
-        self.tail = tail
+        self.tail = Tail()
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         self._process = process
-        self._outputs: list[Passthrough] = []
+        self._collector: Collector | None = None
+        self._closed: list[asyncio.Future[None]] = []
         self._done = asyncio.Event()
         self._waiter = asyncio.create_task(self._wait(), name=f"wait for {label}")
 
     @classmethod
-    async def spawn(cls, label: str, module: str, orders: bytes, environment: dict[str, str]) -> Child:
+    async def spawn(
+        cls, label: str, module: str, orders: bytes, environment: dict[str, str], *, collect: int = 0
+    ) -> Child:
         """Start ``python -m module`` in a new process group and hand it its orders.
 
-        Must be called on the thread that lives as long as the agent: the kernel ends a child with the thread that
-        made it. Raises ``OSError`` when no process can be made.
+        Its output is passed through; with ``collect``, up to so many bytes of its stdout are kept instead. Must be
+        called on the thread that lives as long as the agent: the kernel ends a child with the thread that made it.
+        Raises ``OSError`` when no process can be made.
         """
         process = subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-m", *module.split()],
@@ -118,15 +140,18 @@ class Child:
             env=environment,
             process_group=0,
         )
-        child = cls(label, process, Tail())
-        if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise AssertionError("all three are pipes")
-        await child._pass(process.stdout, sys.stdout, Tail())
-        await child._pass(process.stderr, sys.stderr, child.tail)
-        with contextlib.suppress(BrokenPipeError):  # it died at once: its exit says why
-            process.stdin.write(orders)
-            process.stdin.flush()
+        child = cls(label, process)
+        await child._connect(collect)
+        if process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):  # it died at once: its exit says why
+                process.stdin.write(orders)
+                process.stdin.flush()
         return child
+
+    @property
+    def collected(self) -> bytes:
+        """What it wrote to stdout, when that was to be kept."""
+        return bytes(self._collector.data) if self._collector is not None else b""
 
     @property
     def alive(self) -> bool:
@@ -147,23 +172,27 @@ class Child:
             self.send_signal(number)
         return await asyncio.shield(self.exited)
 
-    async def _pass(self, pipe: BinaryIO, out: TextIO, tail: Tail) -> None:
+    async def _connect(self, collect: int) -> None:
         loop = asyncio.get_running_loop()
-        _, protocol = await loop.connect_read_pipe(lambda: Passthrough(self.label, out, tail), pipe)
-        self._outputs.append(protocol)
+        errors = Passthrough(self.label, sys.stderr, self.tail)
+        await loop.connect_read_pipe(lambda: errors, self._process.stderr)
+        output: Passthrough | Collector = Passthrough(self.label, sys.stdout, Tail())
+        if collect:
+            output = self._collector = Collector(collect)
+        await loop.connect_read_pipe(lambda: output, self._process.stdout)
+        self._closed += [errors.closed, output.closed]
 
     async def _wait(self) -> None:
         await _process_ended(self.pid)
         self.send_signal(signal.SIGKILL)  # helpers of the user's code must not outlive their rank
-        _, status, usage = os.wait4(self.pid, 0)
+        _, status, usage = os.wait4(self.pid, 0)  # noqa: ASYNC222 (a zombie: it does not block)
         self._done.set()
         self._process.returncode = os.waitstatus_to_exitcode(status)
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        closed = [output.closed for output in self._outputs]
-        if closed:
-            await asyncio.wait(closed, timeout=1.0)  # its last words are part of the reason
+        if self._closed:
+            await asyncio.wait(self._closed, timeout=1.0)  # its last words are part of the reason
         self.exited.set_result(Exit(self._process.returncode, _peak_bytes(usage.ru_maxrss)))
 
 

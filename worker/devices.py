@@ -6,13 +6,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from importlib import metadata
-from platform import processor, python_version
+from platform import processor
 from typing import Any
 
-import psutil
-
-from wire.messages import WIRE_VERSION, Device, Versions
+from wire.messages import Device
 
 _CPU = re.compile(r"cpu(?::(\d+))?")
 
@@ -82,27 +79,13 @@ def list_gpus() -> list[LocalDevice]:
         pynvml.nvmlShutdown()
 
 
-def host_versions() -> Versions:
-    """What runs here, from package metadata alone: importing torch would cost a second and a gigabyte."""
-    torch = _version("torch")
-    _, _, build = torch.partition("+")
-    return Versions(
-        marchline=_version("marchline"),
-        wire=WIRE_VERSION,
-        python=python_version(),
-        torch=torch,
-        cuda=build.removeprefix("cu") if build.startswith("cu") else "",
-        nccl=next((found for major in (13, 12) if (found := _version(f"nvidia-nccl-cu{major}"))), ""),
-    )
-
-
 def cores() -> int:
     """Processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu(index: int) -> LocalDevice:
-    memory = psutil.virtual_memory().total
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return LocalDevice(Device(id=f"cpu:{index}", type="cpu", name=_processor_name(), memory_bytes=memory), visible="")
 
 
@@ -135,13 +118,6 @@ def _matching(gpus: list[LocalDevice], name: str) -> LocalDevice | None:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _processor_name() -> str:

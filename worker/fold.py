@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from wire.messages import Contribution, RequestParams, RoundAborted, RoundCommitted, SnapshotReady
 from wire.frames import MAX_CHUNK_ELEMENTS
-from wire.session import ChunkHeader, Section
+from wire.messages import Contribution, RequestParams, RoundAborted, RoundCommitted, SnapshotReady
+from wire.session import ChunkHeader, Encoding, Section
 
 SLICE_ELEMENTS = MAX_CHUNK_ELEMENTS
 """f32 elements of one chunk upwards: 1 MiB"""
@@ -164,22 +164,26 @@ class Staging:
         if self._number == (message.round, message.attempt):
             self._number = None
 
-    def accepts(self, header: ChunkHeader) -> bool:
+    def accepts(self, header: ChunkHeader, model: Model) -> bool:
         """Whether to copy this chunk in; False for one of another attempt.
 
-        Raises ``FoldError`` for a gap or a repeat: the link is in order, so the stream is broken.
+        Raises ``FoldError`` for a gap, a repeat, or elements beyond the model: the link is in order, so the
+        stream is broken.
         """
         if not self._is_current(header):
             self.ignored += 1
             return False
+        if header.encoding != Encoding.F32:
+            raise FoldError(f"the consensus has encoding {header.encoding}, this run uses f32")
         if header.offset != self._staged:
             raise FoldError(f"the consensus goes on at element {header.offset} where {self._staged} was due")
+        if header.offset + header.elements > model.elements:
+            raise FoldError(f"the consensus goes on beyond the model's {model.elements} elements")
         return True
 
     def staged(self, header: ChunkHeader, model: Model) -> RoundCommitted | None:
         """A chunk that was accepted is copied in. The commit to pass on, if it waited for this."""
-        if self._is_current(header):  # it may have been aborted during the copy
-            self._staged = header.offset + header.elements
+        self._staged = header.offset + header.elements
         return self._release(model)
 
     def committed(self, message: RoundCommitted, model: Model) -> RoundCommitted | None:

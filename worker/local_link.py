@@ -104,8 +104,12 @@ class AsyncLink:
         await self._writer.drain()
 
     def close(self) -> None:
-        """Close the socket; idempotent."""
+        """Close the socket once what was sent is written; idempotent."""
         self._writer.close()
+
+    def abort(self) -> None:
+        """Close the socket at once, whatever still waits to be written; idempotent."""
+        self._writer.transport.abort()
 
 
 class BlockingLink:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
 
 from wire.codes import CloseCode, close_code
-from wire.errors import LocalProtocolError, RemoteProtocolError
+from wire.errors import RemoteProtocolError
 from wire.messages import NO_RANK, Message, Reject, RelayHello, RelayWelcome
 from wire.session import Channel, Incoming, Received, Session
 from worker.relay_spec import RelaySpec
@@ -19,9 +18,8 @@ MAX_FRAME = 2 << 20
 _PAUSE_SECONDS = (0.2, 2.0)
 """first and longest pause between two dials"""
 _DATA_PING_SECONDS = 20.0
+_CLOSE_SECONDS = 0.5
 _REFUSALS = frozenset({CloseCode.AUTH, CloseCode.REFUSED, CloseCode.PROTOCOL})
-
-T = TypeVar("T")
 
 
 class LinkLost(Exception):
@@ -55,28 +53,27 @@ class ControllerLink:
         except ConnectionClosed as closed:
             raise self._lost(closed) from closed
 
-    async def receive(self, handle: Callable[[list[Incoming]], T], *, threaded: bool = False) -> T:
-        """Wait for one frame, open it, and return what ``handle`` makes of its events.
-
-        ``threaded`` opens and handles it in a thread, for chunks. Raises ``LinkLost``.
-        """
+    async def receive(self, *, threaded: bool = False) -> list[Incoming]:
+        """Wait for one frame and return its events; ``threaded`` opens it in a thread. Raises ``LinkLost``."""
         try:
             frame = await self._websocket.recv()
         except ConnectionClosed as closed:
             raise self._lost(closed) from closed
-
-        def work() -> T:
-            return handle(self.session.receive(frame))
-
         try:
-            return await asyncio.to_thread(work) if threaded else work()
+            if threaded:
+                return await asyncio.to_thread(self.session.receive, frame)
+            return self.session.receive(frame)
         except RemoteProtocolError as error:
             await self._websocket.close(close_code(error.code))
             raise LinkRefused(f"the controller broke the protocol on the {self.name} link: {error}") from error
 
     async def close(self) -> None:
         """Close the websocket; waits for the controller's answer, half a second at most."""
-        await self._websocket.close(1001)
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._websocket.close(1001)
+        except TimeoutError:
+            self.abort()
 
     def abort(self) -> None:
         """Drop the connection without a word."""
@@ -102,14 +99,19 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
         nonlocal last
         last = str(error) or type(error).__name__
 
+    links: list[ControllerLink] = []
     try:
         async with asyncio.timeout(spec.connect_seconds):
-            control = await _until_connected(spec, Channel.CONTROL, failed)
-            data = await _until_connected(spec, Channel.DATA, failed)
-    except TimeoutError as error:
+            for channel in (Channel.CONTROL, Channel.DATA):
+                links.append(await _until_connected(spec, channel, failed))
+    except BaseException as error:
+        for link in links:
+            link.abort()
+        if not isinstance(error, TimeoutError):
+            raise
         text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {last}"
         raise LinkLost(text) from error
-    return control, data
+    return links[0], links[1]
 
 
 async def _until_connected(spec: RelaySpec, channel: Channel, failed: Callable[[Exception], None]) -> ControllerLink:
@@ -119,7 +121,7 @@ async def _until_connected(spec: RelaySpec, channel: Channel, failed: Callable[[
             return await _connect(spec, channel)
         except (LinkRefused, RunOver):
             raise
-        except (OSError, TimeoutError, InvalidHandshake, ProxyError, ConnectionClosed, LinkLost) as error:
+        except (OSError, InvalidHandshake, ProxyError, LinkLost) as error:
             failed(error)
         except InvalidURI as error:
             raise LinkRefused(f"{spec.url} cannot be dialled: {error}") from error
@@ -143,31 +145,28 @@ async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
         if control
         else _DATA_PING_SECONDS,
         ping_timeout=spec.heartbeat_timeout_seconds if control else None,
-        close_timeout=0.5,
+        close_timeout=_CLOSE_SECONDS,
     )
     link = ControllerLink(name, websocket, Session.client(channel, spec.secret, run_id=spec.run_id))
     try:
-        await _handshake(link, websocket, RelayHello(host_id=spec.host_id, ranks=spec.ranks))
+        await _handshake(link, RelayHello(host_id=spec.host_id, ranks=spec.ranks))
     except BaseException:
         link.abort()
         raise
     return link
 
 
-async def _handshake(link: ControllerLink, websocket: ClientConnection, hello: RelayHello) -> None:
+async def _handshake(link: ControllerLink, hello: RelayHello) -> None:
     session = link.session
-    await websocket.send(session.opening())
+    await link.send_frame(session.opening())
     while not session.established:
-        await link.receive(lambda events: events)
+        await link.receive()
         for reply in session.pending():
-            await websocket.send(reply)
+            await link.send_frame(reply)
     await link.send(hello)
-    events = await link.receive(lambda events: events)
+    events = await link.receive()
     answer = events[0].message if events and isinstance(events[0], Received) else None
     if isinstance(answer, Reject):
         raise LinkRefused(f"the controller refused the {link.name} link: {answer.reason}")
     if not isinstance(answer, RelayWelcome):
         raise LinkRefused(f"the controller answered the {link.name} link's hello with {answer!r}")
-
-
-__all__ = ["ControllerLink", "LinkLost", "LinkRefused", "LocalProtocolError", "RunOver", "dial"]

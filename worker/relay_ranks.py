@@ -33,7 +33,6 @@ class _Port:
         while True:
             message = await self.queue.get()
             await self.link.send(message)
-            self.queue.task_done()
 
 
 class RankPorts:
@@ -69,13 +68,13 @@ class RankPorts:
             port.queue.put_nowait(message)
         except asyncio.QueueFull:
             logger.warning("rank %s does not read: %s messages wait, its connection ends", rank, _QUEUE)
-            self._end(port)
+            port.link.abort()
 
     def refuse(self, rank: int) -> None:
         """The rank is out: end its connection and take no other."""
         self._allowed.discard(rank)
         if (port := self._ports.get(rank)) is not None:
-            self._end(port)
+            port.link.abort()
 
     async def farewell(self, seconds: float) -> None:
         """Let the ranks read what is queued and leave by themselves, for at most this long."""
@@ -119,7 +118,7 @@ class RankPorts:
             logger.warning("the connection of rank %s broke: %s", rank, error)
         finally:
             link.close()
-            if rank is not None and self._ports.get(rank, None) is not None:
+            if rank is not None:
                 del self._ports[rank]
 
     async def _greet(self, link: AsyncLink) -> int | None:
@@ -132,14 +131,16 @@ class RankPorts:
         return hello.rank
 
     async def _serve(self, port: _Port) -> None:
-        writing = asyncio.create_task(port.write())
+        both = {asyncio.create_task(self._read(port)), asyncio.create_task(port.write())}
         try:
-            while (message := await port.link.receive()) is not None:
-                await self._heard(port.rank, message)
+            done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            writing.cancel()
-            with suppress(asyncio.CancelledError, LocalLinkError, OSError):
-                await writing
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+        for task in done:
+            task.result()
 
-    def _end(self, port: _Port) -> None:
-        port.link.close()
+    async def _read(self, port: _Port) -> None:
+        while (message := await port.link.receive()) is not None:
+            await self._heard(port.rank, message)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 PREFIX = "marchline-"
 _LOCK = "owner.lock"
-_MEMORY = Path("/dev/shm")  # noqa: S108
+_MEMORY = Path("/dev/shm")
 
 
 class SharedDirError(Exception):

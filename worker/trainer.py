@@ -56,16 +56,17 @@ class Trainer:
         return value if math.isfinite(value) else None
 
     def advance(self, global_step: int) -> None:
-        """Move the schedule up to the cohort's step ``global_step``; it never moves back, nor past the
-        run's last step."""
+        """Move the schedule up to the cohort's step ``global_step``; it never moves back.
+
+        It stops at the rate of the run's last step: cut batches can make a few more, and some schedules end with an
+        error.
+        """
         if self.scheduler is None:
             return
-        target = min(global_step, self.total_steps)
+        target = min(global_step, self.total_steps - 1)
         while self._clock < target:
             with warnings.catch_warnings():
-                if (
-                    not self._stepped
-                ):  # others worked while this rank had no batch yet: torch warns of what is meant
+                if not self._stepped:  # others worked while this rank had no batch yet: torch warns of what is meant
                     warnings.simplefilter("ignore")
                 self.scheduler.step()
             self._clock += 1
@@ -83,18 +84,14 @@ class Trainer:
         totals: dict[str, float] = {}
         size = len(dataset)
         if size < 1:
-            raise JobError(
-                "dataset_empty", "eval_dataset has no sample; return None to train without evaluation"
-            )
+            raise JobError("dataset_empty", "eval_dataset has no sample; return None to train without evaluation")
         self.model.eval()
         try:
             for start in range(0, size, batch_size):
                 indices = list(range(start, min(start + batch_size, size)))
                 metrics = self._score(self.move(self.job.collate(fetch(dataset, indices))))
                 if start and metrics.keys() != totals.keys():
-                    raise JobError(
-                        "metrics_invalid", "eval_step must return the same metrics for every batch"
-                    )
+                    raise JobError("metrics_invalid", "eval_step must return the same metrics for every batch")
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + value * len(indices)
         finally:
@@ -138,13 +135,9 @@ def _build_model(job: Job, job_dir: Path) -> torch.nn.Module:
     with blamed("build_failed", "build_model", job_dir):
         model = job.build_model()
     if not isinstance(model, torch.nn.Module):
-        raise JobError(
-            "build_failed", f"build_model returned a {type(model).__name__}, not a torch.nn.Module"
-        )
+        raise JobError("build_failed", f"build_model returned a {type(model).__name__}, not a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise JobError(
-            "nothing_to_train", "no parameter of the model requires grad, so there is nothing to train"
-        )
+        raise JobError("nothing_to_train", "no parameter of the model requires grad, so there is nothing to train")
     return model
 
 
@@ -152,9 +145,7 @@ def _build_optimizer(job: Job, model: torch.nn.Module, job_dir: Path) -> Optimiz
     with blamed("build_failed", "build_optimizer", job_dir):
         optimizer = job.build_optimizer(model)
     if not isinstance(optimizer, Optimizer):
-        raise JobError(
-            "build_failed", f"build_optimizer returned a {type(optimizer).__name__}, not a torch optimizer"
-        )
+        raise JobError("build_failed", f"build_optimizer returned a {type(optimizer).__name__}, not a torch optimizer")
     return optimizer
 
 
@@ -173,15 +164,11 @@ def _build_scheduler(job: Job, optimizer: Optimizer, total_steps: int, job_dir: 
 
 def _metric(name: str, value: Any) -> float:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
-        raise JobError(
-            "metrics_invalid", f"metric {name} has shape {list(value.shape)}; return one number per batch"
-        )
+        raise JobError("metrics_invalid", f"metric {name} has shape {list(value.shape)}; return one number per batch")
     try:
         number = float(value)
     except (TypeError, ValueError) as error:
-        raise JobError(
-            "metrics_invalid", f"metric {name} is a {type(value).__name__}, not a number"
-        ) from error
+        raise JobError("metrics_invalid", f"metric {name} is a {type(value).__name__}, not a number") from error
     if not math.isfinite(number):
         raise JobError("metrics_invalid", f"metric {name} is {number} on the evaluation set")
     return number

@@ -75,7 +75,7 @@ class RunCreate(Body):
 
 
 class WindowChange(Body):
-    """What may change while the window is open. A ``target`` of null takes the target away."""
+    """What may change while the window is open. A ``target`` of null or 0 takes the target away."""
 
     quorum: Count | None = None
     target: Count | None = None

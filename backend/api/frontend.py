@@ -172,7 +172,7 @@ def _answer(request: Request, file: _File, media_type: str, policy: str | None) 
 
 
 def _nothing(request: Request) -> ApiProblem:
-    return ApiProblem(404, "not_found", f"There is nothing at {request.url.path}.")
+    return ApiProblem(404, "not_found", f"There is nothing at {request.scope['path']}.")
 
 
 def router(frontend: Frontend) -> APIRouter:

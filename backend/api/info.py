@@ -45,8 +45,14 @@ def about() -> dict[str, Any]:
 
 
 def base_url(request: Request) -> str:
-    """The address by which this caller reached us."""
-    return f"{request.url.scheme}://{request.headers['host']}"
+    """The address by which this caller reached us, whether or not a proxy ends TLS in front of us."""
+    return f"{'https' if over_tls(request) else 'http'}://{request.headers['host']}"
+
+
+def over_tls(request: Request) -> bool:
+    """Whether the caller came over TLS, as far as one can see from behind a proxy. Good for words, not for trust."""
+    says_so = request.headers.get("x-forwarded-proto") == "https"
+    return request.url.scheme == "https" or says_so or request.headers.get("origin", "").startswith("https://")
 
 
 def is_loopback(host: str) -> bool:

@@ -51,14 +51,12 @@ def _controller_figures(controller: Controller, clients: dict[str, Any]) -> Iter
     build = InfoMetricFamily("marchline_build", "What runs here")
     build.add_metric([], {"version": VERSION, "python": platform.python_version()})
     yield build
-    yield _gauge("marchline_live_runs", "Runs that are served now", len(controller.live_run_ids()))
-    yield _gauge("marchline_store_pending_rows", "Rows not yet committed", controller.store.pending)
-    yield _gauge("marchline_store_healthy", "Whether the database can be written", controller.store.trouble is None)
+    for name, value in sorted(controller.metrics().items()):
+        make = _counter if name.endswith("_total") else _gauge
+        yield make(f"marchline_{name.removesuffix('_total')}", name.replace("_", " "), value)
     yield _gauge("marchline_sessions", "Signed-in browsers", clients["sessions"])
     yield _counter("marchline_failed_logins", "Wrong operator credentials", clients["failures"])
-    streams = GaugeMetricFamily("marchline_stream_clients", "Open live views", labels=["kind"])
-    streams.add_metric(["browser"], clients["streams"])
-    yield streams
+    yield _gauge("marchline_stream_clients", "Open live views", clients["streams"])
     yield _counter("marchline_stream_dropped", "Live views dropped for being too slow", clients["dropped"])
 
 
@@ -103,7 +101,7 @@ def _single_figures(views: list[View]) -> Iterator[Metric]:
             _add(family, [str(view["id"])], read(view))
         yield family
     for name, text, key in (
-        ("marchline_rounds", "Closed rounds", "round"),
+        ("marchline_run_rounds", "Closed rounds", "round"),
         ("marchline_global_steps", "Optimizer steps of the cohort", "global_step"),
     ):
         counter = CounterMetricFamily(name, text, labels=["run_id"])

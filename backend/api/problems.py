@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -13,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from backend.core.config import Problem as FieldProblem
 from backend.runtime.errors import CommandRefused, UnknownRun
@@ -79,13 +81,13 @@ def field_errors(problems: Sequence[FieldProblem]) -> list[FieldError]:
 
 
 def response_of(problem: ApiProblem, path: str) -> Response:
-    """The HTTP answer, which is one for a refused websocket handshake as well."""
+    """The HTTP answer, which is one for a refused websocket handshake as well. ``path`` is decoded."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(problem.status).phrase,
         "status": problem.status,
         "detail": problem.detail,
-        "instance": path,
+        "instance": quote(path, safe="/:@!$&'()*+,;=~"),
         "code": problem.code,
         "errors": [error.model_dump() for error in problem.errors],
     }
@@ -112,21 +114,28 @@ def install(app: FastAPI) -> None:
 
 async def _on_problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiProblem)
-    return response_of(error, request.url.path)
+    return response_of(error, request.scope["path"])
 
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = _CODES.get(error.status_code, "http_error")
-    detail = error.detail if error.status_code not in (404, 405) else _unrouted(request, error)
-    return response_of(ApiProblem(error.status_code, code, detail, headers=error.headers), request.url.path)
-
-
-def _unrouted(request: Request, error: HTTPException) -> str:
+    path, headers, detail = request.scope["path"], dict(error.headers or {}), str(error.detail)
     if error.status_code == 404:
-        return f"There is nothing at {request.url.path}; /docs lists what there is."
-    allowed = (error.headers or {}).get("Allow", "other methods")
-    return f"{request.url.path} does not take {request.method}; it takes {allowed}."
+        detail = f"There is nothing at {path}; /docs lists what there is."
+    elif error.status_code == 405:
+        headers["Allow"] = _allowed(request, headers.get("Allow", ""))
+        detail = f"{path} does not take {request.method}; it takes {headers['Allow'] or 'another method'}."
+    code = _CODES.get(error.status_code, "http_error")
+    return response_of(ApiProblem(error.status_code, code, detail, headers=headers), path)
+
+
+def _allowed(request: Request, one_route: str) -> str:
+    """All methods of this path; a route knows its own only, and a path has several."""
+    methods = {method.strip() for method in one_route.split(",") if method.strip()}
+    for template, operations in request.app.openapi()["paths"].items():
+        if compile_path(template)[0].match(request.scope["path"]):
+            methods.update(name.upper() for name in operations)
+    return ", ".join(sorted(methods))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
@@ -138,7 +147,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     detail = "; ".join(f"{item.field}: {item.text}" if item.field else item.text for item in errors[:3])
     return response_of(
         ApiProblem(422, "invalid_request", detail or "The request is not valid.", errors=errors),
-        request.url.path,
+        request.scope["path"],
     )
 
 
@@ -149,7 +158,7 @@ def _field_name(place: Sequence[Any]) -> str:
 
 async def _on_unknown_run(request: Request, error: Exception) -> Response:
     assert isinstance(error, UnknownRun)
-    return response_of(ApiProblem(404, "run_unknown", f"There is no run {error.run_id}."), request.url.path)
+    return response_of(ApiProblem(404, "run_unknown", f"There is no run {error.run_id}."), request.scope["path"])
 
 
 async def _on_job(request: Request, error: Exception) -> Response:
@@ -157,16 +166,16 @@ async def _on_job(request: Request, error: Exception) -> Response:
     status = 404 if error.code in ("job_not_found", "job_class_missing") else 422
     field = f"params.{error.field}" if error.field else "job"
     errors = [FieldError(field=field, code=error.code, text=error.text)]
-    return response_of(ApiProblem(status, error.code, error.text, errors=errors), request.url.path)
+    return response_of(ApiProblem(status, error.code, error.text, errors=errors), request.scope["path"])
 
 
 async def _on_store(request: Request, error: Exception) -> Response:
     assert isinstance(error, StoreError)
     if isinstance(error, LocalError):
-        return response_of(internal(error, request.method, request.url.path), request.url.path)
-    log.error("%s %s failed: %s", request.method, request.url.path, error)
+        return response_of(internal(error, request.method, request.scope["path"]), request.scope["path"])
+    log.error("%s %s failed: %s", request.method, request.scope["path"], error)
     detail = f"The database is in trouble: {error.text}. {error.cure}".strip()
-    return response_of(ApiProblem(503, error.code, detail, headers={"Retry-After": "5"}), request.url.path)
+    return response_of(ApiProblem(503, error.code, detail, headers={"Retry-After": "5"}), request.scope["path"])
 
 
 def schemas() -> dict[str, Any]:

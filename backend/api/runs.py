@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Path, Query, Response
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from backend.api import bodies, schemas, views
@@ -16,6 +17,7 @@ from backend.api.problems import ApiProblem, refusal
 from backend.api.schemas import Page
 from backend.api.strict import StrictRoute
 from backend.runtime.errors import CommandRefused
+from backend.runtime.view import overview
 
 RunId = Annotated[int, Path(ge=1, le=1 << 62, description="the run's number")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="most items in the answer")]
@@ -38,16 +40,18 @@ async def create_run(body: bodies.RunCreate, response: Response, controller: The
 
 
 @router.get("", operation_id="list_runs", response_model=Page[schemas.RunSummary])
-def list_runs(
+async def list_runs(
     controller: TheController,
     limit: Limit = 50,
     cursor: Annotated[str | None, Query(max_length=20, pattern=r"^[0-9]{1,18}$")] = None,
 ) -> dict[str, Any]:
     """All runs, newest first."""
     before = int(cursor) if cursor is not None else None
-    items = controller.store.queries.list_runs(limit + 1, before)
-    more = len(items) > limit
-    return {"items": items[:limit], "next_cursor": str(items[limit - 1]["id"]) if more else None}
+    rows = await run_in_threadpool(controller.store.queries.list_runs, limit + 1, before)
+    more = len(rows) > limit
+    live = {run_id: view for run_id in controller.live_run_ids() if (view := controller.live_view(run_id)) is not None}
+    items = overview(rows[:limit], live)
+    return {"items": items, "next_cursor": str(items[-1]["id"]) if more else None}
 
 
 @router.get("/{run_id}", operation_id="get_run", response_model=schemas.RunView)

@@ -3,7 +3,7 @@
 In this order, each refusal with its code:
 
     Host         loopback name, IP literal (cannot be rebound) or configured name    421 host_not_allowed
-    Origin       absent, or this very scheme and host                                403 origin_refused
+    Origin       absent, or this very host                                           403 origin_refused
     Fetch site   absent, same-origin or none, but for opening the page               403 cross_site_refused
     size         at most 64 KiB, 4 KiB from strangers, within ten seconds            413, 408
     credential   operator token or session cookie, but for what is public below      401, 429
@@ -221,8 +221,9 @@ def _check_origin(scope: Scope, headers: _Headers, host: str | None) -> None:
     origin = headers.single(b"origin")
     if origin is None:
         return
-    scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
-    if origin.lower() != f"{scheme}://{host}".lower():
+    # A proxy that ends TLS in front of us makes our http the browser's https, which is no weaker an origin.
+    schemes = ("https",) if scope["scheme"] in ("https", "wss") else ("http", "https")
+    if origin.lower() not in [f"{scheme}://{host}".lower() for scheme in schemes]:
         raise ApiProblem(403, "origin_refused", "The request comes from a page of another origin.")
 
 

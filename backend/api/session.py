@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from backend.api import bodies, schemas
 from backend.api.credentials import SESSION_SECONDS
 from backend.api.deps import TheAccess, TheController
-from backend.api.info import base_url
+from backend.api.info import base_url, over_tls
 from backend.api.problems import ApiProblem
 from backend.api.security import caller_of, failure
 from backend.api.strict import StrictRoute
@@ -38,7 +38,7 @@ async def sign_in(
         access.sessions.open(),
         max_age=int(SESSION_SECONDS),
         path="/",
-        secure=request.url.scheme == "https",
+        secure=over_tls(request),
         httponly=True,
         samesite="strict",
     )

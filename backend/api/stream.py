@@ -64,7 +64,7 @@ async def _serve(websocket: WebSocket, controller: Controller, access: Access, r
         finally:
             for task in (pump, gone):
                 task.cancel()
-            await asyncio.gather(pump, gone, return_exceptions=True)
+            await asyncio.wait({pump, gone})
         for task in done:
             task.result()
 

@@ -29,6 +29,8 @@ async def change_window(run_id: RunId, body: bodies.WindowChange, controller: Th
         raise ApiProblem(422, "nothing_to_change", "Give a quorum, a target or both.")
     if "quorum" in changes and changes["quorum"] is None:
         raise ApiProblem(422, "quorum_needed", "A window always has a quorum; only the target may be taken away.")
+    if "target" in changes:
+        changes["target"] = changes["target"] or 0  # the core's word for no target; none there means unchanged
     return (await views.command(controller, run_id, "change", **changes))["window"]
 
 

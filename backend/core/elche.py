@@ -21,11 +21,10 @@ from backend.core.elche_rules import (
     Decision,
     Phase,
     Rates,
+    Saved,
     capped,
     elect,
-    saved_anchor_rank,
-    saved_phase,
-    saved_rates,
+    read_saved,
     target_count,
 )
 from backend.core.elche_words import explain
@@ -192,23 +191,19 @@ class ElChe:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps (C19), JSON-ready: rank keys are strings."""
-        return {
-            "anchor": self._anchor,
-            "anchor_rank": self._anchor_rank,
-            "smoothed_ms_per_batch": {str(rank): ms for rank, ms in self._rates.by_rank().items()},
-            "phase": self._phase,
-            "calibration_count": self._calibrations,
-        }
+        saved = Saved(self._anchor, self._anchor_rank, self._rates.by_rank(), self._phase, self._calibrations)
+        return saved.as_json()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a saved state. Raises ``ValueError`` unless it has exactly this cohort's ranks (C19)."""
-        smoothed = saved_rates(state, self._counts)
-        self._rates.restore(smoothed)
-        self._anchor = min(max(1, int(state["anchor"])), self._max_anchor)
-        self._anchor_rank = saved_anchor_rank(state, self._counts)
-        self._phase = saved_phase(state)
-        self._calibrations = max(0, int(state["calibration_count"]))
-        self._calibrated = any(ms > 0.0 for ms in smoothed.values())
+        """Take up a saved state. Raises ``ValueError``, and changes nothing, unless it is of exactly these ranks."""
+        saved = read_saved(state, self._counts)
+        self._rates.restore(saved.smoothed)
+        self._anchor = min(saved.anchor, self._max_anchor)
+        self._anchor_rank = saved.anchor_rank
+        self._phase = saved.phase
+        self._calibrations = saved.calibrations
+        self._calibrated = any(ms > 0.0 for ms in self._rates.by_rank().values())
+        self._cap_binding = False
         self._history.clear()
         self._counts = dict.fromkeys(self._counts, self._anchor)
         if self._anchor_rank is not None and self.smoothed(self._anchor_rank) > 0.0:

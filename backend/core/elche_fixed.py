@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backend.core.elche_rules import Decision, Phase, Rates, saved_rates
+from backend.core.elche_rules import Decision, Phase, Rates, Saved, read_saved
 from backend.core.timing import WindowReport
 
 
@@ -61,17 +61,11 @@ class FixedCounts:
 
     def state(self) -> dict[str, Any]:
         """The measured rates, in the form of ``ElChe.state``."""
-        return {
-            "anchor": self.anchor,
-            "anchor_rank": None,
-            "smoothed_ms_per_batch": {str(rank): ms for rank, ms in self._rates.by_rank().items()},
-            "phase": self.phase,
-            "calibration_count": 0,
-        }
+        return Saved(self.anchor, None, self._rates.by_rank(), self.phase, 0).as_json()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up saved rates. Raises ``ValueError`` unless they name exactly this cohort's ranks."""
-        self._rates.restore(saved_rates(state, self._counts))
+        self._rates.restore(read_saved(state, self._counts).smoothed)
 
     def check(self) -> None:
         """Assert what must hold between any two calls."""

@@ -89,7 +89,7 @@ class Rates:
         for rank, readings in self._readings.items():
             readings.clear()
             self._misses[rank] = 0
-            if smoothed[rank] > 0.0:
+            if smoothed[rank] > 0.0 and math.isfinite(smoothed[rank]):
                 readings.append(smoothed[rank])
 
 
@@ -130,22 +130,45 @@ def round_half_away(value: float) -> int:
     return whole + 1 if value - whole >= 0.5 else whole
 
 
-def saved_rates(state: Mapping[str, Any], counts: Mapping[int, int]) -> dict[int, float]:
-    saved = {int(rank): float(ms) for rank, ms in state["smoothed_ms_per_batch"].items()}
-    if saved.keys() != counts.keys():
-        raise ValueError(f"the saved schedule is of ranks {sorted(saved)}, this cohort has {sorted(counts)}")
-    return {rank: ms if math.isfinite(ms) else 0.0 for rank, ms in saved.items()}
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A schedule as a checkpoint keeps it (C19)."""
+
+    anchor: int
+    anchor_rank: int | None
+    smoothed: dict[int, float]
+    phase: Phase
+    calibrations: int
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-ready: rank keys are strings."""
+        return {
+            "anchor": self.anchor,
+            "anchor_rank": self.anchor_rank,
+            "smoothed_ms_per_batch": {str(rank): ms for rank, ms in self.smoothed.items()},
+            "phase": self.phase,
+            "calibration_count": self.calibrations,
+        }
 
 
-def saved_anchor_rank(state: Mapping[str, Any], counts: Mapping[int, int]) -> int | None:
-    rank = state["anchor_rank"]
-    if rank is not None and rank not in counts:
-        raise ValueError(f"the saved anchor rank {rank} is not in the cohort {sorted(counts)}")
-    return None if rank is None else int(rank)
-
-
-def saved_phase(state: Mapping[str, Any]) -> Phase:
-    for phase in PHASE_ORDER:
-        if phase == state["phase"]:
-            return phase
-    raise ValueError(f"the saved phase {state['phase']!r} is none of {', '.join(PHASE_ORDER)}")
+def read_saved(state: Mapping[str, Any], ranks: Iterable[int]) -> Saved:
+    """Read a saved schedule. Raises ``ValueError`` when it is malformed or of other ranks than these."""
+    try:
+        rank = state["anchor_rank"]
+        saved = Saved(
+            anchor=max(1, int(state["anchor"])),
+            anchor_rank=None if rank is None else int(rank),
+            smoothed={int(rank): float(ms) for rank, ms in state["smoothed_ms_per_batch"].items()},
+            phase=state["phase"],
+            calibrations=max(0, int(state["calibration_count"])),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"the saved schedule cannot be read: {type(error).__name__}: {error}") from error
+    members = sorted(ranks)
+    if sorted(saved.smoothed) != members:
+        raise ValueError(f"the saved schedule is of ranks {sorted(saved.smoothed)}, this cohort has {members}")
+    if saved.anchor_rank is not None and saved.anchor_rank not in saved.smoothed:
+        raise ValueError(f"the saved anchor rank {saved.anchor_rank} is not in the cohort {members}")
+    if saved.phase not in PHASE_ORDER:
+        raise ValueError(f"the saved phase {saved.phase!r} is none of {', '.join(PHASE_ORDER)}")
+    return saved

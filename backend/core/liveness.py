@@ -61,7 +61,8 @@ def tolerance(dead: int, world: int, max_failure: float | None, *, collective: b
         return Tolerance(True, SaveReason.SINGLE_SURVIVOR, reason)
     if not dead:
         return Tolerance(False, None, f"All {world} ranks are alive.")
-    return Tolerance(False, None, f"{lost}; the other {alive} {'goes' if alive == 1 else 'go'} on.")
+    rest = "the last one goes on" if alive == 1 else f"the other {alive} go on"
+    return Tolerance(False, None, f"{lost}; {rest}.")
 
 
 def failure_limit(world: int, max_failure: float | None) -> int | None:

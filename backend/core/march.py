@@ -262,7 +262,7 @@ class March:
         if training.epoch_done:
             self._close_epoch(round_number, now)
         if training.all_epochs_done:
-            self._end_after("done", f"All {self.config.epochs} epochs are trained", now)
+            self._end_after("done", _trained(self.config.epochs), now)
         elif self.stopping:
             self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
         else:
@@ -283,7 +283,7 @@ class March:
 
     def _end_after(self, phase: str, reason: str, now: float) -> None:
         self.ending = Ending(phase=phase, reason=reason, deadline=now + self.config.stall_seconds)
-        self.event("run_ending", f"{reason}: scoring and saving the last consensus")
+        self.event("run_ending", f"{reason.removesuffix('.')}: scoring and saving the last consensus")
 
     def _step_ending(self, now: float) -> bool:
         ending = self.ending
@@ -389,3 +389,7 @@ class March:
         self.phase = phase
         self.out.append(Record("runs", {"phase": phase, "reason": ""}, durable=True))
         self.event(f"phase_{phase}", f"The run is now {phase}: {reason}")
+
+
+def _trained(epochs: int) -> str:
+    return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"

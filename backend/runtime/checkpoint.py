@@ -3,8 +3,9 @@
     data_dir/runs/<run>/checkpoints/<n>/model.safetensors     the module's own state_dict keys and dtypes
                                         manifest.json         written last: a directory that has it is complete
 
-Everything is written under a temporary name, fsynced, and renamed, so that a crash or a full disk leaves older checkpoints as
-they were and no half of a new one (reliability L5, F86, F88). Runs in a thread; it knows nothing of scheduling.
+Everything is written under a temporary name, fsynced, and renamed, so that a crash or a full disk leaves older
+checkpoints as they were and no half of a new one (reliability L5, F86, F88). Runs in a thread; it knows nothing of
+scheduling.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ class CheckpointPlace:
 def write_checkpoint(
     place: CheckpointPlace, effect: WriteCheckpoint, consensus: Arena | None, wall_clock: Callable[[], datetime]
 ) -> CheckpointWritten:
-    """Write one; a failure comes back in ``error``, naming the file or tensor, and leaves nothing behind. Blocks on the disk."""
+    """Write one; a failure comes back in ``error``, naming the file or tensor, and leaves nothing behind.
+
+    Blocks on the disk.
+    """
     number = effect.checkpoint
     try:
         if consensus is None:
@@ -129,26 +133,29 @@ def model_entries(layout: list[TensorSpec], consensus: Arena, local_state: bytes
 
 
 def _local_tensors(layout: list[TensorSpec], local_state: bytes) -> tuple[dict[str, bytes], list[str]]:
-    wanted = {spec.name: spec for spec in layout if spec.section == "local" and not spec.alias_of}
+    specs = [spec for spec in layout if spec.section == "local"]
+    wanted = {spec.name: spec for spec in specs if not spec.alias_of}
     if not local_state:
-        # Nobody is left to hand them over: the averaged tensors are still worth saving, and the manifest says what lacks.
+        # Nobody is left to hand them over: the averaged tensors are still worth saving; the manifest says what lacks.
         return {}, sorted(wanted)
     found = tensor_file.read(local_state)
-    if unknown := sorted(found.keys() - wanted.keys()):
+    if unknown := sorted(found.keys() - {spec.name for spec in specs}):
         raise TensorFileError(f"the rank sent local tensors that the model doesn't have: {', '.join(unknown)}")
     if absent := sorted(wanted.keys() - found.keys()):
         raise TensorFileError(f"the rank left out local tensors: {', '.join(absent)}")
     for name, spec in wanted.items():
         code, shape, _ = found[name]
         if (code, shape) != (tensor_file.code_of(spec.dtype), tuple(spec.shape)):
-            raise TensorFileError(f"local tensor {name} is {code} {list(shape)}, the model has {spec.dtype} {spec.shape}")
+            text = f"local tensor {name} is {code} {list(shape)}, the model has {spec.dtype} {spec.shape}"
+            raise TensorFileError(text)
     return {name: data for name, (_, _, data) in found.items()}, []
 
 
 def _cut(consensus: Arena, spec: TensorSpec, offset: int) -> npt.NDArray[Any]:
     elements = int(np.prod(spec.shape, dtype=np.int64))
     if offset < 0 or offset + elements > consensus.size:
-        raise TensorFileError(f"{spec.name} lies at {offset} to {offset + elements}, the arena has {consensus.size} elements")
+        text = f"{spec.name} lies at {offset} to {offset + elements}, the arena has {consensus.size} elements"
+        raise TensorFileError(text)
     piece = consensus[offset : offset + elements]
     wanted = tensor_file.numpy_type(spec.dtype)
     with np.errstate(over="ignore"):  # a value beyond a narrow dtype becomes infinite, as in the framework

@@ -1,7 +1,8 @@
 """The driver of one run: take an event or a deadline, ask the core, perform its answer. It decides nothing (style 15).
 
-One task per run is the only caller of its core. Effects are performed in the order in which the core gave them; performing a
-durable record waits for its commit, so whatever follows it, and whatever the feed shows, is in the database already.
+One task per run is the only caller of its core. Effects are performed in the order in which the core gave them;
+performing a durable record waits for its commit, so whatever follows it, and whatever the feed shows, is in the
+database already.
 """
 
 from __future__ import annotations

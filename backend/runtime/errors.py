@@ -1,10 +1,10 @@
 """Errors of the controller that a caller is meant to answer.
 
-    RuntimeFault
-        SettingsError       a setting can't work; nothing was started
-        CommandRefused      the operator asked for something that may not happen now, with a stable code
-        UnknownRun          no run has this number
-        LinkEnded           a websocket is over; never leaves the links
+RuntimeFault
+    SettingsError       a setting can't work; nothing was started
+    CommandRefused      the operator asked for something that may not happen now, with a stable code
+    UnknownRun          no run has this number
+    LinkEnded           a websocket is over; never leaves the links
 """
 
 from __future__ import annotations

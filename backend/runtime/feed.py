@@ -1,7 +1,7 @@
 """What browsers and the command line watch: a snapshot, then what changed, at most four times a second.
 
-A subscriber that falls behind holds one merged change, never a queue: the newest value of a key wins, and when rows would be
-lost it gets a fresh snapshot instead. Its frames are numbered without a gap.
+A subscriber that falls behind holds one merged change, never a queue: the newest value of a key wins, and when rows
+would be lost it gets a fresh snapshot instead. Its frames are numbered without a gap.
 
     {"type": "snapshot", "seq": 1, "view": RunView, "rounds": [last 400], "events": [last 200]}
     {"type": "delta",    "seq": 2, "patch": {keys of the view that changed}, "rounds": [new], "events": [new]}
@@ -102,6 +102,7 @@ class Topic:
         self._new_events: list[Row] = []
         self._subscriptions: set[Subscription] = set()
         self._dirty = asyncio.Event()
+        self._publishing = asyncio.Lock()
 
     @property
     def watched(self) -> int:
@@ -132,9 +133,13 @@ class Topic:
 
     async def publish(self) -> None:
         """Compute the view and hand every subscriber what is new."""
-        view = await self._view()
-        self._dirty.clear()
-        patch = {key: value for key, value in view.items() if key not in self._page.view or self._page.view[key] != value}
+        async with self._publishing:
+            self._dirty.clear()
+            self._distribute(await self._view())
+
+    def _distribute(self, view: View) -> None:
+        shown = self._page.view
+        patch = {key: value for key, value in view.items() if key not in shown or shown[key] != value}
         rounds, self._new_rounds = self._new_rounds, []
         events, self._new_events = self._new_events, []
         self._page.view = view
@@ -223,7 +228,10 @@ class Feed:
         if task is not None:
             task.cancel()
         if topic is not None:
-            await topic.publish()
+            try:
+                await topic.publish()
+            except Exception:
+                log.exception("the last view of run %d could not be computed", run_id)
         self._overview.touch()
 
     async def subscribe(self, run_id: int | None) -> AsyncIterator[Frame]:

@@ -1,8 +1,8 @@
 """How much of the controller a peer may hold before it has proved who it is (reliability H2, section 5.3 "Limits").
 
-A stranger is slowed and counted; it never blocks another peer and never ends a window. Silent connections are bounded by
-evicting the oldest of the greediest source, so that a flood of them can't keep an honest host out: that one needs a slot for
-one round trip only.
+A stranger is slowed and counted; it never blocks another peer and never ends a window. Silent connections are bounded
+by evicting the oldest of the greediest source, so that a flood of them can't keep an honest host out: that one needs a
+slot for one round trip only.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ IPV6_SITE_BITS = 64
 class Limits:
     """Waits in seconds, bounds in connections or frames."""
 
+    request_head_seconds: float = 5.0
+    """from a connection, or a request's first byte, to the end of its headers"""
+    request_body_seconds: float = 30.0
     handshake_seconds: float = 5.0
     """from the accepted websocket to the session's proof of the secret"""
     hello_seconds: float = 10.0
@@ -113,7 +116,7 @@ class Gate:
             del self._slots[slot.source]
 
     def failed(self, source: str, now: float) -> float:
-        """Count a failure of this source. Answers how long its connection should be held before it's told, in seconds."""
+        """Count a failure of this source. Answers for how many seconds its connection is held before it's told."""
         self.failures_total += 1
         count, last = self._failures.pop(source, (0, now))
         count = count + 1 if now - last <= self.limits.failure_memory_seconds else 1

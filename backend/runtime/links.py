@@ -1,11 +1,11 @@
-"""The three websocket endpoints: who may come in, and where what they say goes (design sections 2 and 5; behaviour B7, B14, B16).
+"""The three websocket endpoints: who may come in, and where what they say goes (design 2 and 5; behaviour B7, B16).
 
     /ws/join     an agent: Hello, then everything that the host says goes to its run's core
     /ws/control  a relay: what its ranks say, checked against the ranks that it owns
     /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane
 
-Nothing here decides about a run. A peer that can't prove that it holds the secret, or says nothing, is a stranger: counted,
-slowed in its own connection only, and of no consequence for anybody else.
+Nothing here decides about a run. A peer that can't prove that it holds the secret, or says nothing, is a stranger:
+counted, slowed in its own connection only, and of no consequence for anybody else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 
 from backend.core.config import RunConfig
 from backend.core.vocabulary import HostSaid, RankSaid, StrangerRefused
-from backend.reduce import ReducePlane
+from backend.reduce.plane import ReducePlane
 from backend.runtime.driver import Clock, Driver
 from backend.runtime.errors import LinkEnded
 from backend.runtime.limits import Gate, Limits, source_of
@@ -266,7 +266,8 @@ class Door:
                 return Reject(code="unknown_run", reason=f"run {wanted} is not served here", permanent=True)
         opened_with = self._secret_for(Channel.JOIN, peer.session.run_id)
         if opened_with != self._join_secret and not run.config.open_admission:
-            return Reject(code="token_required", reason=f"run {run.run_id} admits hosts with the join token only", permanent=True)
+            reason = f"run {run.run_id} admits hosts with the join token only"
+            return Reject(code="token_required", reason=reason, permanent=True)
         return run
 
     def _live(self, run_id: int) -> Served | None:

@@ -40,6 +40,8 @@ class Outbox:
 
     def __init__(self, peer: Peer, *, messages: int, stall_seconds: float) -> None:
         self.peer = peer
+        self.closed = asyncio.Event()
+        """set once nothing more will be written"""
         self._capacity = messages
         self._stall_seconds = stall_seconds
         self._items: deque[_Note | _Chunk | _Close] = deque()
@@ -72,8 +74,10 @@ class Outbox:
         self._put(_Note(message, rank))
 
     def post_chunk(self, header: ChunkHeader, payload: memoryview) -> None:
-        """Queue a chunk, sealed when it's written. ``payload`` is a view of the round's arena, so that what waits here costs
-        no memory, and a round can't open before the last one is adopted: at most one arena waits.
+        """Queue a chunk, sealed when it's written.
+
+        ``payload`` is a view of the round's arena, so that what waits here costs no memory, and a round can't open
+        before the last one is adopted: at most one arena waits.
         """
         if not (self._finishing or self._over):
             self._put(_Chunk(header, payload))
@@ -110,6 +114,7 @@ class Outbox:
         finally:
             self._over = self._over or "the link is over"
             self._items.clear()
+            self.closed.set()
 
     async def _next(self) -> _Note | _Chunk | _Close:
         while True:

@@ -1,7 +1,7 @@
 """One websocket with its session: frames in and out, and every way of ending as one exception.
 
-The session does no I/O and this does no deciding. Large frames are opened and sealed in a pool of threads, which release
-the GIL, so that bulk data never delays a heartbeat (design section 6).
+The session does no I/O and this does no deciding. Large frames are opened and sealed in a pool of threads, which
+release the GIL, so that bulk data never delays a heartbeat (design section 6).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Peer:
         return incoming
 
     async def send(self, message: Message, rank: int = NO_RANK) -> None:
-        """Seal and write one message. Raises ``LinkEnded``, ``LocalProtocolError`` (not sendable) and ``TimeoutError``."""
+        """Seal and write one message. Raises ``LinkEnded``, and ``LocalProtocolError`` for what can't be sent."""
         await self._write(self.session.seal(message, rank))
 
     async def send_chunk(self, header: ChunkHeader, payload: memoryview) -> None:

@@ -1,6 +1,7 @@
 """The links of one run, by the numbers that the core uses: join links, and one control and one data link per host.
 
-Sending is best effort here: a link that can't take a message ends by itself, and its end comes back as an event (M6, M7).
+Sending is best effort here: a link that can't take a message ends by itself, and its end comes back as an event
+(behaviour M6, M7).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class RunLinks:
         self._relays: dict[int, Relay] = {}
         self._dropped: dict[int, str] = {}
         self._world_known = asyncio.Event()
+        self._closing: list[Outbox] = []
+        """told to close; kept until the end, a few per host at most"""
         self._over = ""
 
     def all(self) -> Iterator[Outbox]:
@@ -73,6 +76,7 @@ class RunLinks:
         """Close a join link once it's flushed. The core has let it go: nothing that it still says is heard."""
         outbox = self._joins.pop(link, None)
         if outbox is not None:
+            self._closing.append(outbox)
             outbox.finish(reason)
 
     # ------------------------------------------------------------------------------------------- relay links
@@ -150,8 +154,7 @@ class RunLinks:
         self._dropped[host] = reason
         relay = self._relays.pop(host, None)
         if relay is not None:
-            for outbox in relay.links.values():
-                outbox.finish(reason, CloseCode.REFUSED)
+            self._close_relay(relay, reason)
 
     # ----------------------------------------------------------------------------------------------- the end
 
@@ -159,6 +162,7 @@ class RunLinks:
         """The run is over: close every link once it's flushed, join links with these last words."""
         self._over = reason
         self._world_known.set()
+        self._closing += self.all()
         for outbox in self._joins.values():
             if last_words is not None:
                 outbox.post(last_words)
@@ -168,6 +172,18 @@ class RunLinks:
             for outbox in relay.links.values():
                 outbox.finish(reason, CloseCode.GONE)
         self._relays.clear()
+
+    async def flushed(self) -> None:
+        """Wait until the links that were told to close are closed."""
+        for outbox in self._closing:
+            await outbox.closed.wait()
+
+    def drop_chunks(self) -> None:
+        """Forget what waits on the data links: the attempt that it belongs to was aborted."""
+        for relay in self._relays.values():
+            outbox = relay.links.get(Channel.DATA)
+            if outbox is not None:
+                outbox.drop_chunks()
 
     def _control(self, host: int) -> Outbox | None:
         relay = self._relays.get(host)
@@ -181,7 +197,11 @@ class RunLinks:
         if relay.lost or self._over:
             return
         relay.lost = True
+        self._close_relay(relay, reason)
+        self._post(RelayLost(host, reason))
+
+    def _close_relay(self, relay: Relay, reason: str) -> None:
         for outbox in relay.links.values():
+            self._closing.append(outbox)
             outbox.finish(reason, CloseCode.REFUSED)
         relay.links.clear()
-        self._post(RelayLost(host, reason))

@@ -40,11 +40,6 @@ class Settings:
         for problem in self._problems():
             raise SettingsError(problem)
 
-    @property
-    def database(self) -> str:
-        """The URL of the store."""
-        return self.database_url or f"sqlite:///{(self.data_dir / 'marchline.sqlite3').resolve()}"
-
     def scaled(self, config: RunConfig) -> RunConfig:
         """The run's configuration with its waits stretched; heartbeats keep their beat (behaviour B3)."""
         if self.time_scale == 1.0:

@@ -6,6 +6,7 @@ A file is an 8-byte little-endian length, a JSON header with each tensor's dtype
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -42,6 +43,7 @@ _NUMPY: dict[str, tuple[str, Any]] = {
     "uint16": ("U16", np.uint16),
     "uint8": ("U8", np.uint8),
     "bool": ("BOOL", np.bool_),
+    "complex64": ("C64", np.complex64),
 }
 
 
@@ -79,25 +81,24 @@ def numpy_type(dtype: str) -> Any:
 
 
 def write(path: Path, entries: Iterable[Entry]) -> Written:
-    """Write and fsync a new file. Raises ``OSError``, and ``TensorFileError`` when a tensor isn't what its entry says."""
+    """Write and fsync a new file. Raises ``OSError``, and ``TensorFileError`` for a tensor unlike its entry."""
     # Wide types first, so that every tensor starts at a multiple of its own size.
     ordered = sorted(entries, key=lambda entry: (-_width(entry.dtype), entry.name))
     digest, total = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for part in (_header(ordered), *map(_Bytes, ordered)):
-            data = part.take() if isinstance(part, _Bytes) else part
+        for data in itertools.chain([memoryview(_header(ordered))], map(_bytes_of, ordered)):
             file.write(data)
             digest.update(data)
-            total += len(data)
+            total += data.nbytes
         file.flush()
         os.fsync(file.fileno())
     return Written(total, digest.hexdigest())
 
 
 def read(body: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Tensors by name as (dtype code, shape, raw bytes). Raises ``TensorFileError`` for a malformed or ambiguous body."""
+    """Tensors by name as (dtype code, shape, raw bytes). Raises ``TensorFileError`` for a malformed body."""
     try:
-        found = safetensors.deserialize(body)
+        found: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(body)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise TensorFileError(f"not a safetensors body: {error}") from error
     tensors = {name: (spec["dtype"], tuple(spec["shape"]), bytes(spec["data"])) for name, spec in found}
@@ -106,19 +107,13 @@ def read(body: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return tensors
 
 
-class _Bytes:
+def _bytes_of(entry: Entry) -> memoryview:
     """One tensor's bytes, checked against what the header promised."""
-
-    def __init__(self, entry: Entry) -> None:
-        self._entry = entry
-
-    def take(self) -> memoryview:
-        entry = self._entry
-        value = entry.load()
-        data = memoryview(value if isinstance(value, bytes) else np.ascontiguousarray(value).tobytes())
-        if data.nbytes != _nbytes(entry):
-            raise TensorFileError(f"{entry.name} has {data.nbytes} bytes, its dtype and shape say {_nbytes(entry)}")
-        return data
+    value = entry.load()
+    data = memoryview(value if isinstance(value, bytes) else value.tobytes())
+    if data.nbytes != _nbytes(entry):
+        raise TensorFileError(f"{entry.name} has {data.nbytes} bytes, its dtype and shape say {_nbytes(entry)}")
+    return data
 
 
 def _header(entries: list[Entry]) -> bytes:

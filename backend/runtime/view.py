@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,37 +24,45 @@ def rfc3339(moment: datetime) -> str:
 
 def live_view(core: Mapping[str, Any], run: Row, deaths: list[Row], checkpoints: list[Row], wall_now: datetime) -> View:
     """The view of a served run: ``core`` is its snapshot, ``run`` its row, ``wall_now`` the moment of the snapshot."""
-    view = _frame(run) | jsonable(core)
+    view: View = _frame(run) | jsonable(core)
     for entry in view["window"]["refusals"]:
         entry["at"] = rfc3339(wall_now - timedelta(seconds=entry.get("seconds_ago") or 0.0))
     kept = ("id", "name", "job", "mode", "created_at", "started_at", "ended_at")
     return view | {key: run[key] for key in kept} | {"deaths": list(deaths), "checkpoints": list(checkpoints)}
 
 
-def history_view(queries: Queries, run_id: int) -> View | None:
-    """The view of a run that nobody serves, from the store alone; none when there is no such run. Blocks on the database."""
+def history_view(queries: Queries, run_id: int, wall_now: datetime | None = None) -> View | None:
+    """The view of a run that nobody serves, from the store alone; none when there is no such run.
+
+    Blocks on the database.
+    """
+    wall_now = wall_now or datetime.now(UTC)
     run = queries.get_run(run_id)
     if run is None:
         return None
     hosts, epochs = queries.hosts(run_id), queries.epochs(run_id)
     events = queries.events(run_id, limit=MAX_EVENTS, newest=True)
-    last, steps = _walk_rounds(queries, run_id)
-    accepted = [row["samples_accepted"] for row in epochs if row["samples_accepted"] is not None]
     summary = run["summary"] or {}
+    newest = queries.rounds(run_id, limit=1, newest=True)
+    last = newest[0] if newest else {}
+    worked = summary.get("ranks") or _worked(queries, run_id)
+    accepted = [row["samples_accepted"] for row in epochs if row["samples_accepted"] is not None]
+    ranks = queries.ranks(run_id)
     view = _frame(run)
     view["window"] |= {
         "joined_ranks": run["world_size"] or 0,
-        "joined_hosts": sum(row["state"] not in ("turned_away",) for row in hosts),
-        "verdict": run["reason"] or f"the run is {run['phase']}",
-        "refusals": [_refusal(row) for row in events if row["kind"] == "host_refused"],
+        "joined_hosts": len({row["host"] for row in ranks}),
+        "verdict": "The window is closed.",
+        "strangers": summary.get("strangers") or view["window"]["strangers"],
+        "refusals": [_refusal(row, wall_now) for row in events if row["kind"] == "host_refused"],
     }
     return view | {
-        "members": [_member(row, run) for row in hosts],
-        "ranks": _ranks(queries.ranks(run_id), hosts, last, steps),
+        "members": [_member(row, ranks) for row in hosts],
+        "ranks": [_rank(row, hosts, last, worked.get(str(row["rank"]), {})) for row in ranks],
         "epoch": max(0, (run["epochs_done"] or 0) - 1),
         "samples_done": accepted[-1] if accepted else 0,
         "samples_total": max(accepted, default=0),
-        "decision": (last or {}).get("decision") or "",
+        "decision": last.get("decision") or "",
         "eval": _evaluation(epochs),
         "throughput": view["throughput"] | {name: summary.get(name) for name in view["throughput"] if name in summary},
         "samples_accepted": accepted,
@@ -63,32 +71,25 @@ def history_view(queries: Queries, run_id: int) -> View | None:
     }
 
 
-def last_rounds(queries: Queries, run_id: int, limit: int = PAGE) -> list[Row]:
-    """The newest rounds of a run in order. Blocks on the database."""
-    run = queries.get_run(run_id)
-    closed = 0 if run is None else run["rounds_done"] or 0
-    rows: list[Row] = []
-    after = max(-1, closed - 1 - limit)
-    while page := queries.rounds(run_id, after=after, limit=PAGE):
-        rows = (rows + page)[-limit:]
-        after = page[-1]["round"]
-    return rows
+def final_figures(core: Mapping[str, Any]) -> Row:
+    """What the core knows at its end and no table holds: kept in the run's summary, for its history."""
+    ranks = {str(rank["rank"]): {"steps": rank["steps"], "samples": rank["samples"]} for rank in core["ranks"]}
+    return {"ranks": ranks, "strangers": core["window"]["strangers"]}
 
 
-def summary_of(row: Row, live: View | None, deaths: int) -> View:
-    """A RunSummary for the list of runs; a live run's own figures go before its row's."""
-    keys = (
-        "id", "name", "job", "mode", "phase", "reason", "created_at", "started_at", "ended_at", "world_size",
-        "epochs_done", "rounds_done", "loss", "metrics", "emulated",
-    )  # fmt: skip
-    summary = {key: row.get(key) for key in keys}
-    summary["epochs"] = (row.get("config") or {}).get("epochs")
-    summary["deaths"] = deaths
-    if live is not None:
-        summary |= {key: live[key] for key in ("phase", "reason", "world_size", "loss", "emulated", "started_at", "ended_at")}
-        summary |= {"rounds_done": max(0, live["round"]), "epochs_done": len(live["samples_accepted"])}
-        summary["deaths"] = len(live["deaths"])
-    return summary
+def overview(runs: list[Row], live: Mapping[int, View]) -> list[Row]:
+    """RunSummaries, newest first; a served run's own figures go before its row's."""
+    return [row | _live_summary(live[row["id"]]) if row["id"] in live else row for row in runs]
+
+
+def _live_summary(view: View) -> Row:
+    same = ("phase", "reason", "world_size", "loss", "emulated", "started_at", "ended_at")
+    return {key: view[key] for key in same} | {
+        "rounds_done": view["round"],
+        "epochs_done": len(view["samples_accepted"]),
+        "deaths": len(view["deaths"]),
+        "metrics": view["eval"]["metrics"] if view["eval"] else None,
+    }
 
 
 def jsonable(value: Any) -> Any:
@@ -156,6 +157,7 @@ def _frame(run: Row) -> View:
         "samples_accepted": [],
         "deaths": [],
         "checkpoints": [],
+        "ending": None,
     }
 
 
@@ -165,37 +167,36 @@ def _seconds(started_at: str | None, ended_at: str | None) -> float:
     return max(0.0, (datetime.fromisoformat(ended_at) - datetime.fromisoformat(started_at)).total_seconds())
 
 
-def _walk_rounds(queries: Queries, run_id: int) -> tuple[Row | None, dict[str, int]]:
-    """The last round, and each rank's accepted steps over all of them."""
-    last: Row | None = None
+def _worked(queries: Queries, run_id: int) -> dict[str, Row]:
+    """Each rank's accepted steps over all rounds, for a run whose core could not say so itself at its end."""
     steps: dict[str, int] = {}
-    while page := queries.rounds(run_id, after=-1 if last is None else last["round"], limit=PAGE):
+    after = -1
+    while page := queries.rounds(run_id, after=after, limit=PAGE):
         for row in page:
             for rank, count in (row["realized"] or {}).items():
                 steps[rank] = steps.get(rank, 0) + count
-        last = page[-1]
-    return last, steps
+        after = page[-1]["round"]
+    return {rank: {"steps": count} for rank, count in steps.items()}
 
 
-def _refusal(event: Row) -> Row:
+def _refusal(event: Row, wall_now: datetime) -> Row:
     data = event["data"] or {}
-    named: Callable[[str], Any] = lambda key: data.get(key, "")  # noqa: E731
     return {
-        "host": named("host"),
-        "address": named("address"),
-        "code": named("code"),
+        "host": data.get("host", ""),
+        "address": data.get("address", ""),
+        "code": data.get("code", ""),
         "reason": event["text"],
-        "seconds_ago": None,
+        "seconds_ago": max(0.0, (wall_now - datetime.fromisoformat(event["at"])).total_seconds()),
         "at": event["at"],
     }
 
 
-def _member(host: Row, run: Row) -> Row:
+def _member(host: Row, ranks: list[Row]) -> Row:
     return {
         "host": host["host"],
         "name": host["name"],
         "address": host["address"],
-        "ranks": [],
+        "ranks": [row["rank"] for row in ranks if row["host"] == host["host"]],
         "devices": host["devices"] or [],
         "versions": host["versions"] or {},
         "emulate_ms_per_batch": host["emulate_ms_per_batch"],
@@ -206,35 +207,31 @@ def _member(host: Row, run: Row) -> Row:
     }
 
 
-def _ranks(ranks: list[Row], hosts: list[Row], last: Row | None, steps: dict[str, int]) -> list[Row]:
-    names = {row["host"]: row["name"] for row in hosts}
-    closing = last or {}
+def _rank(row: Row, hosts: list[Row], last: Row, worked: Row) -> Row:
+    number = row["rank"]
 
-    def of_last(column: str, rank: int) -> Any:
-        return (closing.get(column) or {}).get(str(rank))
+    def of_last(column: str) -> Any:
+        return (last.get(column) or {}).get(str(number))
 
-    return [
-        {
-            "rank": row["rank"],
-            "host": row["host"],
-            "host_name": names.get(row["host"], ""),
-            "device": row["device"] or "",
-            "state": row["state"] if row["state"] == "dead" else "left",
-            "busy": False,
-            "planned": of_last("planned", row["rank"]) or 0,
-            "realized": of_last("realized", row["rank"]) or 0,
-            "anchor": closing.get("anchor_rank") == row["rank"],
-            "ms_per_batch": of_last("ms_per_batch", row["rank"]),
-            "emulated_ms": row["emulate_ms_per_batch"],
-            "steps": steps.get(str(row["rank"]), 0),
-            "samples": None,
-            "loss": None,
-            **{name: of_last(name, row["rank"]) for name in SPLIT},
-            "reduce_seconds": closing.get("reduce_seconds"),
-            "rss_bytes": None,
-        }
-        for row in ranks
-    ]
+    return {
+        "rank": number,
+        "host": row["host"],
+        "host_name": next((host["name"] for host in hosts if host["host"] == row["host"]), ""),
+        "device": row["device"] or "",
+        "state": row["state"] if row["state"] == "dead" else "left",
+        "busy": False,
+        "planned": of_last("planned") or 0,
+        "realized": of_last("realized") or 0,
+        "anchor": last.get("anchor_rank") == number,
+        "ms_per_batch": of_last("ms_per_batch"),
+        "emulated_ms": row["emulate_ms_per_batch"],
+        "steps": worked.get("steps", 0),
+        "samples": worked.get("samples", 0),
+        "loss": None,
+        **{name: of_last(name) for name in SPLIT},
+        "reduce_seconds": last.get("reduce_seconds"),
+        "rss_bytes": 0,
+    }
 
 
 def _evaluation(epochs: list[Row]) -> Row | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
 from backend.store.errors import OpenError, as_open_error, fault_of
 
@@ -44,11 +44,11 @@ def parse_url(url: str | URL) -> URL:
     """A checked URL with an absolute path. Raises OpenError bad_url or database_in_memory."""
     try:
         parsed = make_url(url)
-    except SQLAlchemyError as error:
-        # the text of the error repeats the URL, and with it a password
+    except (SQLAlchemyError, ValueError):
+        # the cause is left out: its text may repeat the URL, and with it a password
         raise OpenError(
             "bad_url", "the database URL cannot be read", cure="Write it as sqlite:///path/to/file.db"
-        ) from error
+        ) from None
     if not is_sqlite(parsed):
         return parsed
     name = parsed.database or ":memory:"
@@ -134,6 +134,10 @@ def create_private(path: Path) -> None:
 
 def open_error(error: BaseException, where: str) -> OpenError:
     """The refusal of start behind an exception; an unforeseen one is passed on by name."""
+    if isinstance(error, NoSuchModuleError | ModuleNotFoundError):
+        return OpenError(
+            "driver_missing", str(error), where=where, cure="Install the database's Python driver, or use SQLite"
+        )
     known = fault_of(error, where)
     if known is not None:
         return as_open_error(known)

@@ -6,7 +6,7 @@
 
 Codes of StoreError and OpenError are the keys of ``_FAULTS`` plus: backlog_full, store_closed, write_failed,
 write_timeout, readers_busy; database_in_use, schema_newer, schema_outdated, database_foreign,
-database_in_memory, migrations_missing, no_write_ahead_log, bad_url.
+database_in_memory, migrations_missing, no_write_ahead_log, bad_url, driver_missing.
 """
 
 from __future__ import annotations

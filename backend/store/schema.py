@@ -29,9 +29,9 @@ def prepare(url: URL, *, migrate: bool) -> None:
     is false), no_write_ahead_log, or a fault of the file or its disk.
     """
     where = where_of(url)
-    engine = make_engine(url, Role.MIGRATION)
     try:
-        with _alembic, engine.begin() as connection:
+        # the engine pools nothing, so it needs no end of its own
+        with _alembic, make_engine(url, Role.MIGRATION).begin() as connection:
             if is_sqlite(url):
                 _check_sound(connection, where)
             _check_revision(connection, where, migrate=migrate)
@@ -41,8 +41,6 @@ def prepare(url: URL, *, migrate: bool) -> None:
         raise
     except Exception as error:
         raise open_error(error, where) from error
-    finally:
-        engine.dispose()
 
 
 def alembic_config(connection: Connection | None = None) -> Config:

@@ -31,10 +31,16 @@ export function Chart({ title, summary, x, series, axis, markers = [], zero = fa
   </figure>`;
 }
 
+/** The value at a place, or the last one known before it: a score stays in force until the next. */
+function inForce(values, at) {
+  while (at > 0 && values[at] === null) at -= 1;
+  return values[at];
+}
+
 function Readout({ series, at, x, axis, pinned }) {
   return html`<div class="readout" aria-hidden="true"><span class=${`readout-x tabular ${pinned ? "" : "muted"}`}>${axis.name} ${axis.format(x[at])}</span>
     ${series.filter((s) => !s.faint).map((s) => html`<span key=${s.key} class="readout-item"><i class=${`swatch ${s.dash ? "dashed" : ""}`} style=${{ "--c": `var(${s.colour})` }} />${s.label}
-      <b class="tabular">${s.format(s.values[at])}</b></span>`)}</div>`;
+      <b class="tabular">${s.format(inForce(s.values, at))}</b></span>`)}</div>`;
 }
 
 function Plot({ label, x, series, axis, markers, zero, sync, onCursor, onZoom, zoomed }) {
@@ -96,7 +102,7 @@ function options(box, series, { zero, sync, now, onCursor, onZoom }) {
     scales: { x: { time: false }, y: { range: (u, low, high) => padded(low, high, zero) } },
     axes: [
       { ...text, size: 30, space: 70, values: (u, ticks) => ticks.map((v) => now.current.axis.format(v)) },
-      { ...text, size: 52, values: (u, ticks) => ticks.map((v) => now.current.series[0].format(v)) },
+      { ...text, size: 52, values: (u, ticks) => ticks.map((v) => now.current.series[0].tick(v)) },
     ],
     series: [{}, ...series.map(seriesOptions)],
     hooks: {
@@ -145,6 +151,8 @@ function drawMarkers(u, markers) {
     pen.stroke();
     const right = x > left + width * 0.8;
     pen.textAlign = right ? "right" : "left";
+    const length = pen.measureText(marker.label).width;
+    pen.clearRect(x + (right ? -8 * uPlot.pxRatio - length : 2 * uPlot.pxRatio), top, length + 6 * uPlot.pxRatio, 14 * uPlot.pxRatio);
     pen.fillText(marker.label, x + (right ? -5 : 5) * uPlot.pxRatio, top + 10 * uPlot.pxRatio);
   }
   pen.restore();

@@ -12,7 +12,7 @@ const AXES = {
   time: { label: "Training time", name: "at", format: clock },
 };
 const axisName = signal(AXES[recall("marchline.axis", "round")] ? recall("marchline.axis", "round") : "round");
-const weight = signal(Math.min(0.95, Math.max(0, Number(recall("marchline.smooth", "0.6")) || 0)));
+const weight = signal(Math.min(0.95, Math.max(0, Number(recall("marchline.smooth", "0.4")) || 0)));
 
 function setAxis(name) {
   axisName.value = name;
@@ -50,7 +50,7 @@ function Loss({ data, axis, markers, epochs, aside }) {
   const [first, last] = ends(data.loss) ?? [];
   const summary = first === undefined ? "No loss yet." : `${last <= first ? "Fell" : "Rose"} from ${figure(first)} to ${figure(last)} over ${count(data.round.at(-1) + 1)} rounds.`;
   const series = [
-    { key: "raw", label: "Loss, unsmoothed", colour: "--series-1", values: data.loss, faint: true, width: 1, format: figure },
+    { key: "raw", label: "Loss, unsmoothed", colour: "--series-1", values: data.loss, faint: true, width: 1, format: figure, tick: (v) => String(Number(v.toPrecision(3))) },
     { key: "loss", label: "Training loss", colour: "--series-1", values: smoothed, format: figure },
     ...(scores ? [{ key: "eval", label: "Eval loss", colour: "--series-2", values: scores, points: true, format: figure }] : []),
   ];
@@ -76,7 +76,7 @@ function Rate({ data, axis, markers, emulated }) {
   const [, ideal] = ends(data.ideal) ?? [];
   const summary = rate === undefined ? "No throughput yet." : ideal ? `${short(rate)} batches/s, ${percent(rate / ideal, 0)} of what these devices could do if none ever waited.` : `${short(rate)} batches/s.`;
   const series = [
-    { key: "rate", label: "Batches/s", colour: "--series-3", values: data.rate, fill: true, format: short },
+    { key: "rate", label: "Batches/s", colour: "--series-3", values: data.rate, fill: true, format: short, tick: short },
     { key: "ideal", label: "Ideal", colour: "--text-3", values: data.ideal, dash: [6, 4], width: 1.5, format: short },
   ];
   return html`<${Chart} title="Throughput" summary=${summary} x=${data.x} series=${series} axis=${axis} markers=${markers} zero=${true} aside=${emulated && html`<${Emulated} />`} />`;

@@ -39,7 +39,7 @@ export function rowHeight(ranks) {
  */
 export function layout({ width, ranks, rounds, lead = 52, gap = 1 }) {
   const room = Math.max(0, width - lead);
-  const cell = rounds <= 1 ? 14 : Math.max(5, Math.min(18, Math.floor(room / (rounds - 1))));
+  const cell = rounds <= 1 ? 14 : Math.max(5, Math.min(32, Math.floor(room / (rounds - 1))));
   const columns = Math.max(0, Math.min(rounds, 1 + Math.floor(room / cell)));
   const height = rowHeight(ranks);
   return {

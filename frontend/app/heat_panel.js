@@ -4,6 +4,7 @@ import { cellAt, describe, cellOf, lastRounds, layout, peak, ramp, rowHeight, sp
 import { draw } from "./heat_draw.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { Icon } from "./icons.js";
+import { isEnded } from "./store.js";
 import { Table } from "./table.js";
 import { dark } from "./theme.js";
 import { Button, Emulated, Panel, say } from "./ui.js";
@@ -31,12 +32,14 @@ function Map({ rounds, ranks, deaths, live, phase }) {
   const every = spreadLabel(ranks.length);
   const gone = useMemo(() => lastRounds(deaths), [deaths]);
   const most = Math.max(1, ...ranks.map((rank) => rank.planned ?? 0));
-  return html`<div class=${`heat-grid ${height < 20 ? "dense" : ""}`}>
+  const over = isEnded(phase);
+  return html`<div class=${`heat-grid ${height < 20 ? "dense" : ""} ${over ? "over" : ""}`}>
+      <div class="heat-captions" aria-hidden="true"><span>Rank</span><span>Closed rounds</span>${!over && html`<span>This window</span>`}</div>
       <ul class="heat-labels" aria-hidden="true">${ranks.map((rank, i) => html`<li key=${rank.rank} style=${{ height: `${height}px` }} class=${gone.has(rank.rank) ? "gone" : ""}>
         ${i % every === 0 && html`<strong>r${rank.rank}</strong> <span>${placeOf(rank)}</span>`}${rank.anchor && html`<${Icon} name="anchor" size=${Math.min(14, height)} />`}</li>`)}</ul>
       <${Canvas} rounds=${rounds} ranks=${ranks} gone=${gone} />
-      <ul class="heat-now" aria-label="This window, batches done of those planned">${ranks.map((rank) => html`<li key=${rank.rank} style=${{ height: `${height}px` }}>
-        <${Now} rank=${rank} most=${most} phase=${phase} text=${height >= 20} /></li>`)}</ul>
+      ${!over && html`<ul class="heat-now" aria-label="This window, batches done of those planned">${ranks.map((rank) => html`<li key=${rank.rank} style=${{ height: `${height}px` }}>
+        <${Now} rank=${rank} most=${most} text=${height >= 20} /></li>`)}</ul>`}
     </div>
     <${Legend} rounds=${rounds} live=${live} />`;
 }
@@ -103,6 +106,7 @@ function moved(key, cursor, place, ranks) {
 
 function Legend({ rounds }) {
   const isDark = dark.value;
+  if (!rounds.length) return null;
   const most = peak(rounds, Math.max(0, rounds.length - 200));
   const steps = Array.from({ length: 24 }, (_, i) => `rgb(${ramp(i / 23, isDark).join(",")})`);
   return html`<div class="legend" aria-hidden="true"><span>fewer</span><span class="ramp" style=${{ backgroundImage: `linear-gradient(90deg, ${steps.join(",")})` }} /><span>${count(most)} batches</span>

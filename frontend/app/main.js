@@ -93,7 +93,7 @@ function TopBar() {
       <a href="/docs" class="optional">API</a>
     </nav>`}
     <div class="topbar-end"><${ThemeSwitch} />
-      ${inside && html`<${Button} kind="quiet" onPress=${signOut}>Sign out<//>`}</div>
+      ${inside && html`<${Button} kind="quiet" icon="leave" onPress=${signOut} aria-label="Sign out"><span class="optional">Sign out</span><//>`}</div>
   </header>`;
 }
 

@@ -117,10 +117,10 @@ function JobPanel({ jobs, list, form, change, problem, schema, problems, setPara
         text=${item.doc ?? item.description} note=${jobParts(item.job).where} />`)}</fieldset>
       ${problem && html`<p class="field-problem" role="alert">${problem}</p>`}`}
     ${typed && html`<${Field} field=${jobField} value=${form.job} onInput=${pick} problem=${problem} />`}
-    ${jobs && jobs.items.length > 0 && html`<p><button type="button" class="link" onClick=${() => setOther(!other)}>
+    <div class="under">${jobs && jobs.items.length > 0 && html`<p><button type="button" class="link" onClick=${() => setOther(!other)}>
       ${other ? "Choose from the list" : "Name another job"}</button></p>`}
     ${jobs?.broken.length > 0 && html`<details class="broken"><summary>${jobs.broken.length} ${jobs.broken.length === 1 ? "file looks" : "files look"} like a job and cannot be used</summary>
-      <ul>${jobs.broken.map((item) => html`<li key=${item.job}><code>${item.job}</code> ${item.text}</li>`)}</ul></details>`}
+      <ul>${jobs.broken.map((item) => html`<li key=${item.job}><code>${item.job}</code> ${item.text}</li>`)}</ul></details>`}</div>
     <h3 class="sub-title">Parameters</h3>
     ${schema.problem ? html`<${Notice} tone="bad" title="This job cannot be used as it is">${schema.problem.message}<//>`
       : schema.fields.length ? html`<div class="fields">${schema.fields.map((field) => html`<${Field} key=${`${form.job}.${field.name}`} field=${field}
@@ -177,8 +177,8 @@ function Summary({ form, create, problems }) {
     ${count > 0 && html`<${Notice} tone="bad" live=${true} title=${count === 1 ? "One thing to correct" : `${count} things to correct`}>Each is marked at its field.<//>`}
     ${create.problem && !count && html`<${Notice} tone="bad" live=${true} title=${create.problem.title || "Not created"}>${create.problem.message}<//>`}
     <button type="submit" class="button button-primary button-wide" aria-busy=${create.busy ? "true" : undefined}>
-      ${create.busy ? html`<span class="spinner" aria-hidden="true" />` : html`<${Icon} name="door" />`}<span>Create run and open the window</span></button>
-    <p class="muted">Nothing trains yet: hosts join first.</p>
+      ${create.busy ? html`<span class="spinner" aria-hidden="true" />` : html`<${Icon} name="door" />`}<span>Create run</span></button>
+    <p class="muted">Opens the join window. Nothing trains until hosts are here.</p>
   </aside>`;
 }
 

@@ -71,7 +71,7 @@ export function Epochs({ live, epochs }) {
     { key: "seconds", label: "Time", number: true, cell: (row) => span(row.seconds) },
   ];
   return html`<${Panel} title="Epochs" note=${live.of("samples_total").value ? `${count(live.of("samples_total").value)} samples each, accepted exactly once` : ""}>
-    ${rows.length ? html`<div class="tall-scroll" tabindex="0" role="region" aria-label="Epochs"><${Table} caption="Finished epochs" columns=${columns} rows=${[...rows].reverse()} keyOf=${(row) => row.epoch} /></div>`
+    ${rows.length ? html`<div class="tall-scroll" tabindex="0" role="region" aria-label="Finished epochs"><${Table} caption="Finished epochs" columns=${columns} rows=${[...rows].reverse()} keyOf=${(row) => row.epoch} /></div>`
       : html`<${Empty}>The first epoch is being trained.<//>`}<//>`;
 }
 

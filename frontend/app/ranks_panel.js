@@ -6,11 +6,14 @@ import { isEnded } from "./store.js";
 import { Table } from "./table.js";
 import { Emulated, Panel, State } from "./ui.js";
 
+const MANY = 16;
+
 export function RanksPanel({ live, phase }) {
   const ranks = live.of("ranks").value ?? [];
   return html`<${Panel} title="Ranks" note="Plan and progress of the window in hand; totals since the start">
-    <${Table} caption="Ranks" columns=${isEnded(phase) ? COLUMNS.filter((c) => c.key !== "planned") : COLUMNS} rows=${ranks} keyOf=${(rank) => rank.rank}
-      rowClass=${(rank) => (rank.state === "dead" || rank.state === "left" ? "gone" : "")} />
+    <div class=${ranks.length > MANY ? "tall-scroll" : ""} tabindex=${ranks.length > MANY ? 0 : undefined}>
+      <${Table} caption="Ranks" columns=${isEnded(phase) ? COLUMNS.filter((c) => c.key !== "planned") : COLUMNS} rows=${ranks} keyOf=${(rank) => rank.rank}
+        rowClass=${(rank) => (rank.state === "dead" ? "gone" : "")} /></div>
   <//>`;
 }
 

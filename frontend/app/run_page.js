@@ -82,11 +82,11 @@ function Acts({ live, phase }) {
 }
 
 const STEPS = [["gather", "Hosts join"], ["forming", "World forms"], ["training", "Training"], ["end", "Done"]];
-const AT = { waiting: 0, staging: 0, forming: 1, training: 2, done: 4, failed: 3, interrupted: 3 };
+const AT = { waiting: 0, staging: 0, forming: 1 };
 
-/** How far the run is, as a line with four marks. */
+/** What comes before training, as a line with four marks. */
 function Track({ phase }) {
-  if (isEnded(phase)) return null;
+  if (isEnded(phase) || phase === "training") return null;
   const at = AT[phase];
   return html`<ol class="track" aria-label="Progress of the run">${STEPS.map(([key, label], i) => html`
     <li key=${key} class=${i < at ? "past" : i === at ? "here" : ""} aria-current=${i === at ? "step" : undefined}>

@@ -5,6 +5,7 @@ import { html, useMemo, useState } from "./html.js";
 import { PARTS, splitOf, verdict } from "./split.js";
 import { Choice, Emulated, Empty, Panel } from "./ui.js";
 
+const MANY = 16;
 const RANGES = [["1", "Last round"], ["10", "10"], ["100", "100"]];
 
 export function SplitPanel({ live }) {
@@ -17,7 +18,7 @@ export function SplitPanel({ live }) {
   return html`<${Panel} title="Where the time goes" aside=${aside} className="split">
     ${sums.size === 0 ? html`<${Empty}>Shown from the first closed round on.<//>` : html`
       <p class="chart-summary">${verdict(sums, percent)}</p>
-      <ul class="bars">${ranks.filter((rank) => sums.has(rank.rank)).map((rank) => html`<${Bar} key=${rank.rank} rank=${rank} sum=${sums.get(rank.rank)} longest=${longest} />`)}</ul>
+      <ul class=${`bars ${sums.size > MANY ? "tall-scroll" : ""}`} tabindex=${sums.size > MANY ? 0 : undefined}>${ranks.filter((rank) => sums.has(rank.rank)).map((rank) => html`<${Bar} key=${rank.rank} rank=${rank} sum=${sums.get(rank.rank)} longest=${longest} />`)}</ul>
       <ul class="legend">${PARTS.map(([key, label, what]) => html`<li key=${key} class="key" title=${what}><i class=${`part-${key}`} />${label}</li>`)}</ul>`}
   <//>`;
 }

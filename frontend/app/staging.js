@@ -15,9 +15,9 @@ export function Staging({ live, phase }) {
   return html`<div class="staging">
     <div class="staging-side">
       ${phase === "forming" ? html`<${Forming} live=${live} />` : !over && html`<${WindowPanel} live=${live} phase=${phase} />`}
-      ${!over && phase !== "forming" && html`<${Join} />`}
     </div>
     <div class="staging-main">
+      ${!over && phase !== "forming" && html`<${Join} />`}
       <${Roster} live=${live} phase=${phase} />
       ${phase !== "forming" && html`<${Door} live=${live} />`}
     </div>
@@ -62,7 +62,7 @@ export function Roster({ live, phase, title = "Roster" }) {
   return html`<${Panel} title=${title} note=${note}>
     ${members.length
       ? html`<${Table} caption="Hosts of this run" columns=${rosterColumns(live, open)} rows=${members} keyOf=${(m) => m.host}
-          rowClass=${(m) => (here.includes(m) ? "" : "gone")} />`
+          rowClass=${(m) => (m.state === "lost" || m.state === "turned_away" ? "gone" : "")} />`
       : html`<div class="nobody"><span class="pulse" aria-hidden="true"><${Icon} name="host" size=${28} /></span>
           <div><strong>No host yet</strong><p>Listening. A host appears here a moment after its command runs: first while its job is probed, then with its devices.</p></div></div>`}
   <//>`;

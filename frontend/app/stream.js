@@ -84,6 +84,8 @@ export class Stream {
     this.socket = null;
     if (!socket) return;
     socket.onopen = socket.onmessage = socket.onclose = null;
-    socket.close();
+    // Closing a socket that still connects makes browsers complain; it is closed as soon as it stands.
+    if (socket.readyState === 0) socket.onopen = () => socket.close();
+    else socket.close();
   }
 }

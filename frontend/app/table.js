@@ -22,7 +22,7 @@ export function Table({ caption, columns, rows, keyOf, rowClass, sort: startSort
       <thead role="rowgroup"><tr role="row">${columns.map((c) => html`<${Head} key=${c.key} column=${c} sort=${sort} onSort=${setSort} />`)}</tr></thead>
       <tbody role="rowgroup">${shown.map((row) => html`<tr role="row" key=${keyOf(row)} class=${rowClass?.(row) ?? ""}>
         ${columns.map((c, i) => html`<${i ? "td" : "th"} key=${c.key} role=${i ? "cell" : "rowheader"} scope=${i ? undefined : "row"}
-          data-label=${c.label} class=${classes(c)}>${c.cell(row)}<//>`)}
+          data-label=${c.quiet ? undefined : c.label} class=${classes(c)}>${c.cell(row)}<//>`)}
       </tr>`)}</tbody>
     </table>
   </div>`;

@@ -102,7 +102,7 @@ function EpochTile({ live, phase }) {
 }
 
 function remaining(seconds, done, all) {
-  if (!seconds || done < 0.05) return null;
+  if (!seconds || done < 0.05 || done >= all) return null;
   const left = (seconds / done) * (all - done);
   return left < 10 ? Math.round(left) : Math.round(left / 5) * 5;
 }

@@ -42,11 +42,10 @@ function Countdown({ live, window }) {
   const open = left(window.window_remaining_seconds);
   const cap = left(window.cap_remaining_seconds);
   const manual = window.start_mode === "manual";
-  return html`<dl class="countdown">
+  return html`<div class="countdown"><dl>
     ${!manual && html`<div><dt>${open === null ? "Window" : "Joining ends in"}</dt><dd class="tabular">${open === null ? "over" : clock(Math.ceil(open))}</dd></div>`}
     <div><dt>${manual ? "Waits for Start" : "Fails without a start in"}</dt><dd class="tabular">${cap === null ? "–" : clock(Math.ceil(cap))}</dd></div>
-    <${Extend} live=${live} />
-  </dl>`;
+    </dl><${Extend} live=${live} /></div>`;
 }
 
 function Extend({ live }) {

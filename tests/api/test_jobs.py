@@ -276,9 +276,7 @@ def test_params_are_merged_over_the_defaults_in_field_order(tmp_path: Path) -> N
         ({"seed": 1, "name": ["x" * 5000]}, "name", "param_type"),
     ],
 )
-def test_bad_params_name_their_field(
-    tmp_path: Path, params: dict[str, object], field: str, code: str
-) -> None:
+def test_bad_params_name_their_field(tmp_path: Path, params: dict[str, object], field: str, code: str) -> None:
     write(tmp_path, "examples/digits.py", GOOD)
     info = jobs.inspect(tmp_path, "examples/digits.py:Digits")
 

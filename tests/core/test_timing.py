@@ -104,9 +104,7 @@ def test_the_report_covers_only_the_ranks_asked_for():
 
 
 def test_which_modes_ride_the_delivered_scale():
-    capable = [
-        m for m in ("cpu_sync", "cpu_cadence", "cpu_async", "nccl_sync", "nccl_cadence") if delivered_capable(m)
-    ]
+    capable = [m for m in ("cpu_sync", "cpu_cadence", "cpu_async", "nccl_sync", "nccl_cadence") if delivered_capable(m)]
 
     assert capable == ["cpu_cadence", "cpu_async", "nccl_cadence"]
 

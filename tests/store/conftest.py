@@ -6,22 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from store_cases import RUN, Wall
 
 from backend.store import Store, WriterOptions, sqlite_url
-
-NOON = 1_796_040_000.123  # 2026-11-30T12:00:00.123Z
-
-RUN = {"name": "first", "job": "examples/digits.py:Digits", "mode": "cpu_cadence", "config": {"epochs": 3}}
-
-
-class Wall:
-    """A wall clock that moves only when told."""
-
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -10,14 +10,11 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from store_cases import EVENT, RUN, Wall
 
 from backend.store import LocalError, Store, StoreError
 
-from .conftest import RUN, Wall
-
 Look = Callable[..., list[tuple[Any, ...]]]
-
-EVENT = {"kind": "note", "level": "info", "text": "hello"}
 
 
 def error_of(future: Future[Any]) -> StoreError:
@@ -107,8 +104,9 @@ def test_four_threads_lose_nothing(store: Store, run: int) -> None:
     for thread in threads:
         thread.join(60)
     store.flush().result(10)
-    for thread in range(4):
-        assert [row["step"] for row in store.queries.scalars(run, f"t{thread}")] == list(range(100))
+    for name in store.queries.scalar_names(run):
+        assert [row["step"] for row in store.queries.scalars(run, name)] == list(range(100))
+    assert len(store.queries.scalar_names(run)) == 4
 
 
 # ------------------------------------------------------------------------------------------------- bad rows

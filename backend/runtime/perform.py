@@ -1,0 +1,248 @@
+"""A run that is served: its core, its driver, and what the core's effects do to links, reduce plane, store and disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from backend.core.config import RunConfig
+from backend.core.vocabulary import (
+    AbortRound,
+    CloseLink,
+    DropHost,
+    Effect,
+    End,
+    ExpectRelays,
+    OpenRound,
+    Record,
+    SendHost,
+    SendRank,
+    SendRelay,
+    WriteCheckpoint,
+)
+from backend.reduce.plane import ReducePlane
+from backend.runtime.checkpoint import Arena, CheckpointPlace, write_checkpoint
+from backend.runtime.driver import Clock, Core, Driver
+from backend.runtime.feed import Feed
+from backend.runtime.limits import Limits
+from backend.runtime.run_links import RunLinks
+from backend.runtime.view import View, final_figures, live_view
+from backend.store import Store, StoreError
+from wire.messages import RunEnded
+from wire.session import ChunkHeader
+
+OPEN_PHASES = ("waiting", "staging")
+ENDED_PHASES = ("done", "failed", "interrupted")
+
+Row = dict[str, Any]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What every served run shares."""
+
+    store: Store
+    feed: Feed
+    data_dir: Path
+    limits: Limits
+    clock: Clock
+    wall_clock: Callable[[], datetime]
+    spawn: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What this run has done, for the metrics."""
+
+    rounds: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    store_failures: int = 0
+    checkpoints: int = 0
+    checkpoint_failures: int = 0
+
+
+class LiveRun:
+    """One run from its creation to its end. ``row`` is its row in the store, as last committed."""
+
+    def __init__(self, row: Row, config: RunConfig, core: Core, secret: bytes, services: Services) -> None:
+        self.run_id: int = row["id"]
+        self.row = row
+        self.config = config
+        self.secret = secret
+        self.tally = Tally()
+        self.deaths: list[Row] = []
+        self.checkpoints: list[Row] = []
+        self._core = core
+        self._services = services
+        self._outcome: tuple[str, str] | None = None
+        self._place = CheckpointPlace(services.data_dir, self.run_id)
+        self._loop = asyncio.get_running_loop()
+        self.driver = Driver(
+            self.run_id,
+            core,
+            self.perform,
+            clock=services.clock,
+            heartbeat_seconds=config.heartbeat_seconds,
+            inbox_events=services.limits.inbox_events,
+            published=lambda: services.feed.touch(self.run_id),
+        )
+        self.links = RunLinks(self.driver.post)
+        self.plane = ReducePlane(
+            send=self._send_chunk, finished=self.driver.post, broken=self.driver.post, clock=services.clock
+        )
+
+    @property
+    def window_open(self) -> bool:
+        """Whether a host may still join."""
+        return self._outcome is None and self._core.phase in OPEN_PHASES
+
+    @property
+    def phase(self) -> str:
+        """The run's phase, whoever ended it."""
+        return self._outcome[0] if self._outcome is not None else self._core.phase
+
+    def view(self) -> View:
+        """The RunView as it is now."""
+        core = self._core.snapshot(self._services.clock())
+        if self._outcome is not None:
+            phase, reason = self._outcome
+            core = core | {"phase": phase, "reason": reason}
+        return live_view(core, self.row, self.deaths, self.checkpoints, self._services.wall_clock())
+
+    async def serve(self) -> None:
+        """Drive the run to its end, whichever; then let its links flush and its watchers know."""
+        failure = await self.driver.run()
+        if failure is not None:
+            await self._conclude("failed", failure)
+        elif not self._core.ended:
+            await self._conclude("interrupted", "controller stopped")
+        self.plane.close()
+        await self._services.feed.close(self.run_id)
+        await self._flushed()
+
+    async def perform(self, effect: Effect) -> None:
+        """Do what the core said. Sending never waits and never raises for a peer's sake; a durable record waits."""
+        match effect:
+            case SendHost(link=link, message=message):
+                self.links.send_host(link, message)
+            case CloseLink(link=link, reason=reason):
+                self.links.close_join(link, reason)
+            case SendRelay(host=host, message=message):
+                self.links.send_relay(host, message)
+            case SendRank(rank=rank, message=message):
+                self.links.send_rank(rank, message)
+            case Record():
+                await self._record(effect)
+            case OpenRound() | AbortRound():
+                self._reduce(effect)
+            case _:
+                self._perform_rare(effect)
+
+    def _perform_rare(self, effect: Effect) -> None:
+        match effect:
+            case ExpectRelays(hosts=hosts):
+                self.links.expect(hosts)
+            case DropHost(host=host, reason=reason):
+                self.links.drop(host, reason)
+            case WriteCheckpoint():
+                name = f"run {self.run_id} checkpoint {effect.checkpoint}"
+                self._services.spawn(self._write_checkpoint(effect, self.plane.consensus), name)
+            case End(phase=phase, reason=reason):
+                self._outcome = (phase, reason)
+                self.links.finish_all(reason)
+            case _:
+                raise TypeError(f"{type(effect).__name__} is not performed here")
+
+    def _reduce(self, effect: OpenRound | AbortRound) -> None:
+        if isinstance(effect, OpenRound):
+            self.plane.open(effect)
+            self.tally.rounds += effect.attempt == 0
+            return
+        self.plane.abort(effect.round, effect.attempt, effect.reason)
+        self.links.drop_chunks()
+
+    def _send_chunk(self, host: int, header: ChunkHeader, payload: memoryview) -> None:
+        outbox = self.links.data(host)
+        if outbox is not None:
+            outbox.post_chunk(header, payload)
+
+    # ---------------------------------------------------------------------------------------------- records
+
+    async def _record(self, record: Record) -> None:
+        row = record.row
+        if record.table == "runs" and row.get("phase") in ENDED_PHASES:
+            figures = final_figures(self._core.snapshot(self._services.clock()))
+            row = row | {"summary": (row.get("summary") or {}) | figures}
+        if record.table == "rounds":
+            self.tally.bytes_up += row.get("bytes_up") or 0
+            self.tally.bytes_down += row.get("bytes_down") or 0
+        future = self._services.store.write(self.run_id, record.table, row, record.durable)
+        future.add_done_callback(partial(self._on_loop, record.table))
+        if record.durable:
+            # A store in trouble must not end the training: it gives up on waiting, keeps the row, and says so itself.
+            with contextlib.suppress(StoreError):
+                await asyncio.wrap_future(future)
+
+    def _on_loop(self, table: str, done: Future[Row]) -> None:
+        """From the store's thread: what was committed, or why it was not, to the loop's."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody watches any more
+            self._loop.call_soon_threadsafe(self._stored, table, done)
+
+    def _stored(self, table: str, done: Future[Row]) -> None:
+        error = done.exception()
+        if error is not None:
+            self.tally.store_failures += 1
+            log.error("run %d: a row of %s was not committed: %s", self.run_id, table, error)
+            return
+        row = done.result()
+        if table == "runs":
+            self.row = row
+        elif table == "deaths":
+            self.deaths.append(row)
+        elif table == "checkpoints":
+            self.checkpoints.append(row)
+        self._services.feed.add_row(self.run_id, table, row)
+
+    async def _write_checkpoint(self, effect: WriteCheckpoint, consensus: Arena | None) -> None:
+        clock = self._services.wall_clock
+        written = await asyncio.to_thread(write_checkpoint, self._place, effect, consensus, clock)
+        if written.error:
+            self.tally.checkpoint_failures += 1
+            log.error("run %d: checkpoint %d was not written: %s", self.run_id, effect.checkpoint, written.error)
+        else:
+            self.tally.checkpoints += 1
+        self.driver.post(written)
+
+    # ------------------------------------------------------------------------------------------- the end
+
+    async def _conclude(self, phase: str, reason: str) -> None:
+        """End a run that its core did not end: durable first, then every host is told."""
+        self._outcome = (phase, reason)
+        level = "error" if phase == "failed" else "warning"
+        text = f"The run is {phase}: {reason}"
+        event = {"kind": "run_ended", "level": level, "text": text, "data": {}}
+        for table, row in (("events", event), ("runs", {"phase": phase, "reason": reason})):
+            future = self._services.store.write(self.run_id, table, row, durable=True)
+            future.add_done_callback(partial(self._on_loop, table))
+            with contextlib.suppress(StoreError):
+                await asyncio.wrap_future(future)
+        self.links.finish_all(reason, RunEnded(phase=phase, reason=reason))
+
+    async def _flushed(self) -> None:
+        try:
+            async with asyncio.timeout(self._services.limits.close_seconds):
+                await self.links.flushed()
+        except TimeoutError:
+            seconds = self._services.limits.close_seconds
+            log.warning("run %d: some links took more than %g s to close", self.run_id, seconds)

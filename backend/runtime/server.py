@@ -1,0 +1,237 @@
+"""uvicorn as we need it: a port bound before all else, deadlines and caps on raw connections, a clean end.
+
+uvicorn itself has no deadline for a request's headers, no cap per source, and closes websockets before the application
+may say goodbye (reliability section 0, measured); all three are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from backend.runtime.errors import SettingsError
+from backend.runtime.limits import Limits, source_of
+
+BACKLOG = 512
+WS_MAX_BYTES = 2 << 20
+"""one chunk of 1 MiB and its frame, twice over"""
+GRACE_SECONDS = 10
+UNKNOWN_SOURCE = "unknown"
+
+log = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ``SettingsError`` naming the port that can't be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise SettingsError(f"the address {host} can't be used: {error.strerror or error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            cure = "stop what listens there, or choose another with --port (0 takes a free one)"
+            raise SettingsError(f"port {port} on {host} is taken; {cure}") from error
+        raise SettingsError(f"port {port} on {host} can't be opened: {error.strerror or error}") from error
+    listener.setblocking(False)
+    return listener
+
+
+class Census:
+    """Open connections, in all and by source."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.refused_total = 0
+        self._by_source: Counter[str] = Counter()
+
+    @property
+    def open(self) -> int:
+        """Connections of all sources."""
+        return self._by_source.total()
+
+    def enter(self, source: str) -> bool:
+        """Count a connection; false when this source, or everybody together, has too many."""
+        full = self._by_source[source] >= self.limits.connections_per_source or self.open >= self.limits.connections
+        if full:
+            self.refused_total += 1
+            if not self._by_source[source]:
+                del self._by_source[source]
+            return False
+        self._by_source[source] += 1
+        return True
+
+    def leave(self, source: str) -> None:
+        """A counted connection is over."""
+        self._by_source[source] -= 1
+        if self._by_source[source] <= 0:
+            del self._by_source[source]
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """HTTP with a deadline for headers and body, counted by source. ``census`` is set by ``guarded``."""
+
+    census: Census
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, or drop it."""
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._source: str | None = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
+        if not self.census.enter(self._source):
+            self._source = None
+            transport.abort()
+            return
+        _bound_unacknowledged(transport, self.census.limits)
+        self._arm(self.census.limits.request_head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the connection go."""
+        self._let_go()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """A request's first byte came."""
+        self._arm(self.census.limits.request_head_seconds)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head is whole; the body has a deadline of its own."""
+        self._arm(self.census.limits.request_body_seconds)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self._disarm()
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """The websocket's protocol takes over, and counts itself."""
+        self._let_go()
+        super().handle_websocket_upgrade()
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = self.loop.call_later(seconds, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        log.info("%s sent no whole request in time", self._source)
+        self.transport.abort()
+
+    def _let_go(self) -> None:
+        self._disarm()
+        source, self._source = self._source, None
+        if source is not None:
+            self.census.leave(source)
+
+
+class GuardedWebSocket(WebSocketsSansIOProtocol):
+    """A websocket that is counted by source. ``census`` is set by ``guarded``."""
+
+    census: Census
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection. It was let in as HTTP just now, so it isn't dropped here."""
+        super().connection_made(transport)
+        self._source = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
+        self._counted = self.census.enter(self._source)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the connection go."""
+        if self._counted:
+            self._counted = False
+            self.census.leave(self._source)
+        super().connection_lost(exc)
+
+
+class Server(uvicorn.Server):
+    """Lets the controller say goodbye before connections are closed; a signal ends it without ending the process."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._goodbye = goodbye
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve, then say so."""
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Say goodbye, then close. A second Ctrl-C cuts it short."""
+        goodbye = asyncio.ensure_future(self._goodbye())
+        while not goodbye.done() and not self.force_exit:
+            await asyncio.wait([goodbye], timeout=0.1)
+        if goodbye.done():
+            goodbye.result()
+        else:
+            goodbye.cancel()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Take SIGINT and SIGTERM as a wish to stop, once; uvicorn would raise them again afterwards."""
+        with super().capture_signals():
+            try:
+                yield
+            finally:
+                self._captured_signals.clear()
+
+
+def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
+    """A uvicorn configuration with all of the above, for a socket from ``bind``."""
+    census = Census(limits)
+    http = type("CountedHttp", (GuardedHttp,), {"census": census})
+    ws = type("CountedWebSocket", (GuardedWebSocket,), {"census": census})
+    settings: dict[str, Any] = {
+        "http": http,
+        "ws": ws,
+        "ws_max_size": WS_MAX_BYTES,
+        "ws_per_message_deflate": False,
+        # Our own heartbeats and stalls tell life from death; a pong stuck behind bulk data would not (H3).
+        "ws_ping_interval": None,
+        "ws_ping_timeout": None,
+        "limit_concurrency": limits.connections,
+        "timeout_graceful_shutdown": GRACE_SECONDS,
+        "backlog": BACKLOG,
+        # Nobody in front of us is trusted to say who is behind.
+        "proxy_headers": False,
+        "server_header": False,
+        "access_log": False,
+        "log_config": None,
+    }
+    return uvicorn.Config(app, **(settings | options))
+
+
+def _bound_unacknowledged(transport: asyncio.Transport, limits: Limits) -> None:
+    """Have the kernel give up a peer that acknowledges nothing; its own patience is a quarter of an hour."""
+    handle = transport.get_extra_info("socket")
+    option = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if handle is None or option is None or handle.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with contextlib.suppress(OSError):
+        handle.setsockopt(socket.IPPROTO_TCP, option, int(2000 * limits.send_stall_seconds))

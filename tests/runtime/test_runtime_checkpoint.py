@@ -1,0 +1,244 @@
+"""Checkpoints: plain PyTorch loads them strictly, and a failure leaves the older ones and nothing half-written."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from backend.core.vocabulary import CheckpointWritten, WriteCheckpoint
+from backend.runtime.checkpoint import MANIFEST, MODEL, CheckpointPlace, write_checkpoint
+from backend.runtime.tensor_file import TensorFileError, read
+
+Layout = list[dict[str, Any]]
+
+
+class Net(nn.Module):
+    """A tied weight, several dtypes, float and integer buffers, a scalar and an empty tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.half = nn.Linear(3, 2).to(torch.bfloat16)
+        self.small = nn.Parameter(torch.randn(4, dtype=torch.float16))
+        self.wide = nn.Parameter(torch.randn(2, 2, dtype=torch.float64))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("nothing", torch.zeros(0, 3))
+
+
+def layout_and_arena(model: nn.Module) -> tuple[Layout, np.ndarray, dict[str, torch.Tensor]]:
+    """The wire's layout of a model, its consensus arena, and its local tensors."""
+    params = dict(model.named_parameters(remove_duplicate=False))
+    owner: dict[int, str] = {}
+    layout, pieces, local, offset = [], [], {}, 0
+    sections: dict[str, list[str]] = {"params": [], "buffers": [], "local": []}
+    for name, tensor in model.state_dict().items():
+        section = "params" if name in params else "buffers"
+        sections[section if tensor.is_floating_point() else "local"].append(name)
+    for section, names in sections.items():
+        for name in names:
+            tensor = model.state_dict()[name]
+            key = tensor.data_ptr() if tensor.numel() else id(name)
+            alias = owner.get(key, "")
+            owner.setdefault(key, name)
+            averaged = section != "local" and not alias
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            spec = {"name": name, "section": section, "dtype": dtype, "shape": list(tensor.shape)}
+            layout.append(spec | {"offset": offset if averaged else -1, "alias_of": alias})
+            if averaged:
+                pieces.append(tensor.float().flatten().numpy())
+                offset += tensor.numel()
+            elif section == "local":
+                local[name] = tensor
+    return layout, np.concatenate(pieces), local
+
+
+def effect(layout: Layout, local: bytes, number: int = 1) -> WriteCheckpoint:
+    return WriteCheckpoint(number, "test", local, {"layout": layout, "round": 4, "loss": float("nan")})
+
+
+def noon() -> datetime:
+    return datetime(2026, 11, 29, 12, 0, 0, 123000, tzinfo=UTC)
+
+
+def write(place: CheckpointPlace, what: WriteCheckpoint, arena: np.ndarray | None) -> CheckpointWritten:
+    return write_checkpoint(place, what, arena, noon)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> CheckpointPlace:
+    return CheckpointPlace(tmp_path, 3)
+
+
+def test_plain_pytorch_loads_it_strictly_with_its_own_dtypes_and_values(place: CheckpointPlace) -> None:
+    torch.manual_seed(1)
+    model = Net()
+    layout, arena, local = layout_and_arena(model)
+    written = write(place, effect(layout, safetensors.torch.save(local)), arena)
+    assert written.error == ""
+    assert written.path == "runs/3/checkpoints/1/model.safetensors"
+    state = safetensors.torch.load_file(place.data_dir / written.path)
+    fresh = Net()
+    assert fresh.load_state_dict(state, strict=True).missing_keys == []
+    for name, tensor in model.state_dict().items():
+        assert state[name].dtype == tensor.dtype, name
+        assert state[name].shape == tensor.shape, name
+        # The arena is f32: doubles come back rounded to it, everything else exactly.
+        assert torch.equal(state[name], tensor.float().to(tensor.dtype)), name
+    assert torch.equal(state["head.weight"], state["embed.weight"])
+
+
+def test_values_are_rounded_as_the_framework_rounds_them(place: CheckpointPlace) -> None:
+    values = torch.tensor([1.00390625, 1.01171875, -3.3e38, 1e-40, 65520.0, 0.1], dtype=torch.float32)
+    layout = [
+        {"name": name, "section": "params", "dtype": name, "shape": [6], "offset": 0, "alias_of": ""}
+        for name in ("bfloat16", "float16", "float8_e5m2")
+    ]
+    written = write(place, effect(layout, b""), values.numpy())
+    assert written.error == ""
+    state = safetensors.torch.load_file(place.data_dir / written.path)
+    assert torch.equal(state["bfloat16"], values.to(torch.bfloat16))
+    assert torch.equal(state["float16"], values.to(torch.float16))
+    assert torch.equal(state["float8_e5m2"].float()[:2], values.to(torch.float8_e5m2).float()[:2])
+
+
+def test_the_manifest_is_complete_and_true(place: CheckpointPlace) -> None:
+    layout, arena, local = layout_and_arena(Net())
+    written = write(place, effect(layout, safetensors.torch.save(local)), arena)
+    directory = (place.data_dir / written.path).parent
+    assert sorted(entry.name for entry in directory.iterdir()) == [MANIFEST, MODEL]
+    manifest = json.loads((directory / MANIFEST).read_text())
+    body = (directory / MODEL).read_bytes()
+    assert manifest["model"] == {"file": MODEL, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    assert (written.bytes, written.sha256) == (len(body), hashlib.sha256(body).hexdigest())
+    assert (manifest["checkpoint"], manifest["reason"], manifest["round"]) == (1, "test", 4)
+    assert manifest["at"] == "2026-11-29T12:00:00.123Z"
+    assert manifest["loss"] is None, "JSON has no NaN"
+    assert manifest["missing_local_tensors"] == []
+
+
+def test_tensors_start_at_multiples_of_their_own_size(place: CheckpointPlace) -> None:
+    layout, arena, local = layout_and_arena(Net())
+    written = write(place, effect(layout, safetensors.torch.save(local)), arena)
+    body = (place.data_dir / written.path).read_bytes()
+    length = int.from_bytes(body[:8], "little")
+    header = json.loads(body[8 : 8 + length])
+    widths = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "BOOL": 1}
+    for name, spec in header.items():
+        if name != "__metadata__":
+            assert (8 + length + spec["data_offsets"][0]) % widths[spec["dtype"]] == 0, name
+
+
+def test_local_tensors_that_nobody_can_hand_over_are_named_in_the_manifest(place: CheckpointPlace) -> None:
+    layout, arena, _ = layout_and_arena(Net())
+    written = write(place, effect(layout, b""), arena)
+    assert written.error == ""
+    manifest = json.loads((place.data_dir / written.path).with_name(MANIFEST).read_text())
+    assert manifest["missing_local_tensors"] == ["mask", "norm.num_batches_tracked"]
+    state = safetensors.torch.load_file(place.data_dir / written.path)
+    assert Net().load_state_dict(state, strict=False).unexpected_keys == []
+
+
+def test_a_tied_local_tensor_is_saved_under_both_names(place: CheckpointPlace) -> None:
+    layout = [
+        {"name": "a", "section": "local", "dtype": "int64", "shape": [2], "offset": -1, "alias_of": ""},
+        {"name": "b", "section": "local", "dtype": "int64", "shape": [2], "offset": -1, "alias_of": "a"},
+    ]
+    body = safetensors.torch.save({"a": torch.tensor([4, 5])})
+    written = write(place, effect(layout, body), np.zeros(0, np.float32))
+    assert written.error == ""
+    state = safetensors.torch.load_file(place.data_dir / written.path)
+    assert state["a"].tolist() == state["b"].tolist() == [4, 5]
+
+
+def spec(**changes: Any) -> Layout:
+    return [{"name": "w", "section": "params", "dtype": "float32", "shape": [2], "offset": 0, "alias_of": ""} | changes]
+
+
+LOCAL = {"section": "local", "dtype": "int64", "offset": -1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "local", "named"),
+    [
+        (spec(dtype="complex128"), {}, "complex128"),
+        (spec(offset=7), {}, "7 to 9, the arena has 8"),
+        (spec(offset=-1), {}, "w lies at"),
+        (spec(alias_of="elsewhere"), {}, "elsewhere"),
+        (spec() + spec(), {}, "w is there twice"),
+        (spec(shape="two"), {}, "layout"),
+        (spec(**LOCAL), {"w": torch.zeros(3, dtype=torch.int64)}, "w is I64"),
+        (spec(**LOCAL), {"w": torch.zeros(2)}, "w is F32"),
+        (spec(**LOCAL), {"x": torch.zeros(2, dtype=torch.int64)}, "doesn't have: x"),
+        (spec(**LOCAL), {"w": torch.zeros(2, dtype=torch.int64), "../../etc/passwd": torch.zeros(1)}, "passwd"),
+        (spec(**LOCAL) + spec(name="v", **LOCAL), {"w": torch.zeros(2, dtype=torch.int64)}, "left out local tensors: v"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_name_and_leaves_nothing(
+    place: CheckpointPlace, layout: Layout, local: dict[str, torch.Tensor], named: str
+) -> None:
+    written = write(place, effect(layout, safetensors.torch.save(local) if local else b""), np.zeros(8, np.float32))
+    assert named in written.error
+    assert (written.path, written.bytes) == ("", 0)
+    assert list(place.root.glob("*")) + list(place.root.glob(".*")) == []
+
+
+def test_a_body_that_is_no_safetensors_is_refused(place: CheckpointPlace) -> None:
+    written = write(place, effect(spec(**LOCAL), b"\xff" * 64), np.zeros(2, np.float32))
+    assert "not a safetensors body" in written.error
+    with pytest.raises(TensorFileError):
+        read(b"")
+
+
+def test_without_a_round_there_is_nothing_to_save(place: CheckpointPlace) -> None:
+    assert "nothing to save" in write(place, effect(spec(), b""), None).error
+
+
+@pytest.mark.parametrize("failing", ["fsync", "rename"])
+def test_a_disk_that_fails_leaves_the_older_checkpoint_and_no_half_of_a_new_one(
+    place: CheckpointPlace, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    first = write(place, effect(spec(), b"", number=1), np.zeros(2, np.float32))
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "the-disk")
+
+    if failing == "fsync":
+        monkeypatch.setattr(os, "fsync", broken)
+    else:
+        monkeypatch.setattr(Path, "rename", broken)
+    second = write(place, effect(spec(), b"", number=2), np.zeros(2, np.float32))
+    monkeypatch.undo()
+    assert second.error == "No space left on device (the-disk)"
+    assert [entry.name for entry in place.root.iterdir()] == ["1"]
+    body = (place.data_dir / first.path).read_bytes()
+    assert hashlib.sha256(body).hexdigest() == first.sha256
+    assert write(place, effect(spec(), b"", number=2), np.zeros(2, np.float32)).error == ""
+
+
+def test_a_number_is_used_once(place: CheckpointPlace) -> None:
+    assert write(place, effect(spec(), b""), np.zeros(2, np.float32)).error == ""
+    assert "exists already" in write(place, effect(spec(), b""), np.ones(2, np.float32)).error
+
+
+def test_what_a_crash_left_is_swept(place: CheckpointPlace) -> None:
+    write(place, effect(spec(), b""), np.zeros(2, np.float32))
+    (place.root / ".2.deadbeef").mkdir()
+    (place.root / ".2.deadbeef" / MODEL).write_bytes(b"half")
+    place.sweep()
+    assert [entry.name for entry in place.root.iterdir()] == ["1"]
+    CheckpointPlace(place.data_dir, 99).sweep()

@@ -1,0 +1,204 @@
+"""A whole run over real websockets: join, world formed, relays attached, exact rounds, a checkpoint, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from runtime_site import ScriptedHost, config, eventually, site
+
+from wire.messages import (
+    BatchDone,
+    ChunkDone,
+    Evaluate,
+    EvalResult,
+    Exiting,
+    HostHeartbeat,
+    LocalState,
+    RankProgress,
+    RankReady,
+    RequestLocalState,
+    RequestParams,
+    RoundCommitted,
+    RunEnded,
+    Shutdown,
+    StartChunk,
+    SyncAck,
+    Update,
+    WorldFormed,
+)
+
+ELEMENTS = 8
+PARAMS = np.arange(6, dtype=np.float32)
+BUFFERS = np.array([10.0, 20.0], dtype=np.float32)
+
+
+class Rank:
+    """What a rank of the scripted hosts does: its parameters are its number plus one, its pace is not asked for."""
+
+    def __init__(self, host: ScriptedHost, rank: int) -> None:
+        self.host = host
+        self.rank = rank
+        self.steps = 0
+        self.since_sync = 0
+        self.ends: list[str] = []
+        self.arena = np.zeros(ELEMENTS, dtype=np.float32)
+
+    @property
+    def params(self) -> np.ndarray:
+        return PARAMS + 100.0 * (self.rank + 1)
+
+    async def train(self) -> None:
+        """Until told to leave."""
+        control = self.host.control
+        while True:
+            message = (await control.next_message()).message
+            match message:
+                case StartChunk():
+                    await self._work(message)
+                case RequestParams():
+                    await self._contribute(message)
+                case RoundCommitted(realized=realized):
+                    await self._adopt(message, realized)
+                case Update():
+                    continue
+                case Evaluate(epoch=epoch):
+                    await control.say(EvalResult(epoch, {"accuracy": 0.5}, 1.0), self.rank)
+                case RequestLocalState(checkpoint=checkpoint):
+                    body = safetensors.torch.save({"count": torch.tensor(7)})
+                    await control.say(LocalState(checkpoint, 0, 1, body), self.rank)
+                case Shutdown(reason=reason):
+                    self.ends.append(reason)
+                    await control.say(Exiting(self.steps), self.rank)
+                    return
+                case _:
+                    raise AssertionError(f"rank {self.rank} did not expect {message}")
+
+    async def _work(self, chunk: StartChunk) -> None:
+        for _ in range(chunk.batches):
+            self.steps += 1
+            self.since_sync += 1
+            batch = BatchDone(5.0, 1.0, self.steps, 4, 0.25)
+            await self.host.control.say(batch, self.rank)
+        await self.host.control.say(ChunkDone(chunk.epoch, chunk.offset, chunk.size), self.rank)
+
+    async def _contribute(self, request: RequestParams) -> None:
+        if request.initial:
+            steps = 1 if self.rank == 0 else 0
+        else:
+            steps = self.since_sync
+        self.mass = float(steps)
+        await self.host.contribute(request, {self.rank: steps}, self.params * np.float32(steps), BUFFERS)
+        self.since_sync = 0
+
+    async def _adopt(self, commit: RoundCommitted, realized: bool) -> None:
+        if realized:
+            self.arena = await self.host.consensus(ELEMENTS)
+        ack = SyncAck(commit.round, 0.1, 1.0, 1.0, "same", 1.0, 1.0, 1.0, 3.0)
+        await self.host.control.say(ack, self.rank)
+
+
+async def beat(host: ScriptedHost, rank: int) -> None:
+    while True:
+        await host.join.say(HostHeartbeat([RankProgress(rank, "working", 1, 0.1, 1 << 20)]))
+        await asyncio.sleep(0.2)
+
+
+async def formed(host: ScriptedHost) -> Rank:
+    world = await host.join.hear(WorldFormed)
+    assert world.world_size == 2
+    await host.attach()
+    (assignment,) = world.assignments
+    assert [assignment.rank] == host.accept.ranks
+    await host.control.say(RankReady("layout", 6, 2), assignment.rank)
+    return Rank(host, assignment.rank)
+
+
+async def test_a_run_from_dial_in_to_a_checkpoint(tmp_path: Path) -> None:
+    async with site(tmp_path) as where:
+        controller = where.controller
+        run_id = await controller.create_run(config(epochs=2, fixed_counts=(3, 1), name="march"))
+        hosts = [ScriptedHost(where, name) for name in ("left", "right")]
+        for host in hosts:
+            await host.admitted(size=32)
+        view = controller.live_view(run_id)
+        assert view is not None
+        assert [(member["name"], member["ranks"]) for member in view["members"]] == [("left", [0]), ("right", [1])]
+        assert view["members"][0]["address"] == "127.0.0.1"
+        await controller.command(run_id, "start")
+        ranks = await asyncio.gather(*map(formed, hosts))
+        beats = [asyncio.create_task(beat(rank.host, rank.rank)) for rank in ranks]
+        await asyncio.wait_for(asyncio.gather(*(rank.train() for rank in ranks)), 30)
+        for beating in beats:
+            beating.cancel()
+        # The ranks have left; their host's links end, as a real agent's would.
+        for host in hosts:
+            await host.join.close()
+        row = await where.until_over(run_id)
+        queries = controller.store.queries
+        rounds = await asyncio.to_thread(queries.rounds, run_id)
+        epochs = await asyncio.to_thread(queries.epochs, run_id)
+        (checkpoint,) = await asyncio.to_thread(queries.checkpoints, run_id)
+
+    assert (row["phase"], row["name"]) == ("done", "march")
+    assert row["started_at"] <= row["ended_at"]
+    assert [entry["samples_accepted"] for entry in epochs] == [32, 32]
+    # 3:1 windows: (3 * 100 + 1 * 200) / 4 on top of what both share. Exact in f32.
+    full = [entry for entry in rounds if entry["realized"] == {"0": 3, "1": 1}]
+    assert full, f"no full window among {[entry['realized'] for entry in rounds]}"
+    last = rounds[-1]["realized"]
+    expected = sum(count * 100.0 * (int(rank) + 1) for rank, count in last.items()) / sum(last.values())
+    for rank in ranks:
+        np.testing.assert_array_equal(rank.arena[:6], PARAMS + np.float32(expected))
+    assert {entry["bytes_up"] for entry in full} == {2 * 4 * ELEMENTS}
+
+    path = tmp_path / "var" / checkpoint["path"]
+    state = safetensors.torch.load_file(path)
+    assert torch.equal(state["w"], torch.from_numpy(ranks[0].arena[:6].reshape(2, 3).copy()))
+    assert state["count"].item() == 7
+    manifest = json.loads(path.with_name("manifest.json").read_text())
+    assert manifest["run_id"] == run_id
+    assert manifest["metrics"] == {"accuracy": 0.5}
+
+
+async def test_one_exact_round_by_hand(tmp_path: Path) -> None:
+    async with site(tmp_path) as where:
+        run_id = await where.controller.create_run(config(fixed_counts=(3, 1)))
+        hosts = [ScriptedHost(where, name) for name in ("left", "right")]
+        for host in hosts:
+            await host.admitted(size=32)
+        await where.controller.command(run_id, "start")
+        ranks = await asyncio.gather(*map(formed, hosts))
+        for rank in ranks:
+            request = await rank.host.control.hear(RequestParams, rank.rank)
+            assert request.initial
+            await rank._contribute(request)
+        for rank in ranks:
+            await rank._adopt(await rank.host.control.hear(RoundCommitted), True)
+            np.testing.assert_array_equal(rank.arena, np.concatenate([PARAMS + 100.0, BUFFERS]))
+        for rank in ranks:
+            chunk = await rank.host.control.hear(StartChunk, rank.rank)
+            assert chunk.batches == (3, 1)[rank.rank]
+            await rank._work(chunk)
+        for rank in ranks:
+            await rank._contribute(await rank.host.control.hear(RequestParams, rank.rank))
+        commits = [await rank.host.control.hear(RoundCommitted) for rank in ranks]
+        assert [(commit.round, commit.realized, commit.buffers_realized) for commit in commits] == [(0, True, True)] * 2
+        for rank in ranks:
+            arena = await rank.host.consensus(ELEMENTS)
+            np.testing.assert_array_equal(arena[:6], PARAMS + np.float32(125.0))
+            # Movers count alike in the buffers, whatever their steps.
+            np.testing.assert_array_equal(arena[6:], BUFFERS)
+        await where.controller.command(run_id, "abort", by="the test")
+        for host in hosts:
+            ended = await host.join.hear(RunEnded)
+            assert ended.phase == "failed"
+            assert "the test" in ended.reason
+        row = await where.until_over(run_id)
+        assert row["phase"] == "failed"
+        assert "the test" in row["reason"]
+        await eventually(lambda: where.controller.metrics()["links_control"] == 0, "the relay links to close")

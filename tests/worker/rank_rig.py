@@ -1,0 +1,204 @@
+"""Ranks in this process, each on a thread with its own loop, and the far end of its socket in the test's hands."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from wire.messages import (
+    BatchDone,
+    ChunkDone,
+    Message,
+    RankReady,
+    RequestParams,
+    RoundCommitted,
+    Shutdown,
+    SnapshotReady,
+    StartChunk,
+    SyncAck,
+    TrainingPlan,
+)
+from worker.arena_file import ArenaFile
+from worker.control import Control, Leave
+from worker.local_link import BlockingLink
+from worker.loop import LoopOptions, TrainingLoop, Workload
+from worker.progress import ProgressBlock, Reading
+from worker.rank import build_workload, now_ns
+from worker.rank_link import RankLink
+from worker.specs import RankSpec
+
+JOBS = Path(__file__).parent.parent / "jobs"
+PATIENCE = 20.0
+
+M = TypeVar("M", bound=Message)
+
+
+def plan(job: str, *, total_samples: int, params: dict[str, Any] | None = None, **changes: Any) -> TrainingPlan:
+    """A plan with the defaults of these tests."""
+    values = {
+        "run_id": 1,
+        "job": job,
+        "params": params or {},
+        "mode": "cpu_cadence",
+        "batch_size": 4,
+        "epochs": 1,
+        "seed": 42,
+        "gamma": 1.0,
+        "verify_consensus": True,
+        "total_samples": total_samples,
+    }
+    return TrainingPlan(**(values | changes))
+
+
+@dataclass
+class RankRig:
+    """One rank. ``relay`` is the other end of its link; ``outcome`` is what the loop returned or raised."""
+
+    spec: RankSpec
+    relay: BlockingLink
+    workload: Workload
+    progress: ProgressBlock
+    thread: threading.Thread
+    outcome: list[Leave | BaseException] = field(default_factory=list)
+
+    @property
+    def out(self) -> np.ndarray:
+        return ArenaFile.open(Path(self.spec.shm_dir) / f"rank{self.spec.rank}.out", self.elements).values
+
+    @property
+    def elements(self) -> int:
+        return self.workload.arena.elements
+
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.relay.send(message)
+
+    def expect(self, kind: type[M]) -> M:
+        """The next message, which must be of this kind."""
+        message = self.relay.receive()
+        assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
+        return message
+
+    def train(self, chunk: StartChunk) -> list[BatchDone]:
+        """Send a chunk and take its batches and its report."""
+        self.send(chunk)
+        batches = [self.expect(BatchDone) for _ in range(chunk.batches)]
+        done = self.expect(ChunkDone)
+        assert (done.epoch, done.offset, done.size) == (chunk.epoch, chunk.offset, chunk.size)
+        return batches
+
+    def end(self) -> Leave | BaseException:
+        self.thread.join(PATIENCE)
+        stuck = self.thread.is_alive()
+        self.relay.close()
+        assert not stuck, "the loop is still running"
+        return self.outcome[0]
+
+    def reading(self) -> Reading:
+        return self.progress.read(now_ns())
+
+
+def start_rank(
+    shm_dir: Path,
+    training_plan: TrainingPlan,
+    rank: int = 0,
+    *,
+    job_dir: Path = JOBS,
+    options: Callable[[LoopOptions], LoopOptions] = lambda given: given,
+    ready: bool = True,
+) -> RankRig:
+    """Build the job and run its loop; with ``ready``, its RankReady is taken already."""
+    spec = RankSpec(plan=training_plan, rank=rank, device="cpu", shm_dir=str(shm_dir), job_dir=str(job_dir))
+    workload = build_workload(spec)
+    progress = ProgressBlock.create(shm_dir / f"rank{rank}.progress", now_ns())
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE)
+    link = RankLink(BlockingLink(theirs))
+    given = options(LoopOptions(job_dir=job_dir, verify_consensus=training_plan.verify_consensus))
+    loop = TrainingLoop(Control(rank, training_plan.gamma), link, workload, progress, given)
+    outcome: list[Leave | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(loop.run())
+        except BaseException as error:
+            outcome.append(error)
+        finally:
+            link.close()
+
+    thread = threading.Thread(target=run, name=f"rank {rank}", daemon=True)
+    rig = RankRig(spec, BlockingLink(ours), workload, progress, thread, outcome)
+    thread.start()
+    if ready:
+        answer = rig.expect(RankReady)
+        assert answer.params_elements + answer.buffers_elements == rig.elements
+    return rig
+
+
+class Cohort:
+    """Several ranks of one host, and the fold that relay and controller would do: sum, then one division."""
+
+    def __init__(self, ranks: list[RankRig]) -> None:
+        self.ranks = ranks
+        self.params = ranks[0].workload.arena.params_elements
+        elements = ranks[0].elements
+        self._consensus = ArenaFile.create(Path(ranks[0].spec.shm_dir) / "consensus", elements).values
+
+    def reduce(self, number: int, *, initial: bool = False, attempts: int = 1) -> list[SyncAck]:
+        """A whole round; with more attempts, the earlier ones are asked for and thrown away."""
+        for attempt in range(attempts):
+            request = RequestParams(round=number, attempt=attempt, initial=initial)
+            snapshots = [self._ask(rank, request) for rank in self.ranks]
+        mass = sum(snapshot.mass for snapshot in snapshots)
+        movers = sum(snapshot.mover_mass for snapshot in snapshots)
+        total = np.zeros_like(self._consensus)
+        for rank, snapshot in zip(self.ranks, snapshots, strict=True):
+            if snapshot.mass > 0:
+                total += rank.out
+        if mass > 0:
+            total[: self.params] *= np.float32(1 / mass)
+            total[self.params :] *= np.float32(1 / movers)
+            self._consensus[:] = total
+        commit = RoundCommitted(round=number, attempt=attempts - 1, realized=mass > 0, buffers_realized=movers > 0)
+        for rank in self.ranks:
+            rank.send(commit)
+        acks = [rank.expect(SyncAck) for rank in self.ranks]
+        assert all(ack.round == number for ack in acks)
+        assert len({ack.params_hash for ack in acks}) == 1 or mass == 0
+        return acks
+
+    def window(self, chunks: dict[int, StartChunk], number: int, **options: Any) -> list[SyncAck]:
+        """Train these chunks by rank, then reduce."""
+        for rank, chunk in chunks.items():
+            self.ranks[rank].train(chunk)
+        return self.reduce(number, **options)
+
+    def leave(self) -> None:
+        for rank in self.ranks:
+            rank.send(Shutdown(reason="test over"))
+        for rank in self.ranks:
+            assert isinstance(rank.end(), Leave), rank.outcome
+
+    @staticmethod
+    def _ask(rank: RankRig, request: RequestParams) -> SnapshotReady:
+        rank.send(request)
+        snapshot = rank.expect(SnapshotReady)
+        assert (snapshot.round, snapshot.attempt) == (request.round, request.attempt)
+        return snapshot
+
+
+def chunk_of(batches: int, *, offset: int = 0, epoch: int = 0, step: int = 0, batch_size: int = 4) -> StartChunk:
+    """So many full batches of the epoch."""
+    return StartChunk(epoch=epoch, offset=offset, size=batches * batch_size, batches=batches, global_step=step)
+
+
+def report_of(shm_dir: Path, rank: int) -> Any:
+    """The failure report that a rank left, as plain values."""
+    return msgspec.json.decode((shm_dir / f"rank{rank}.report.json").read_bytes())
