@@ -25,6 +25,8 @@ DATABASE_FILE = "marchline.sqlite3"
 EXIT_SETTINGS = 2
 """the controller can't start as it was asked to"""
 
+log = logging.getLogger(__name__)
+
 Announce = Callable[[Controller, str], None]
 """Called once the controller answers, with its base URL."""
 
@@ -89,6 +91,7 @@ def serve(settings: Settings, announce: Announce | None = None) -> int:
 
 def _serve(listener: socket.socket, settings: Settings, announce: Announce) -> None:
     controller, app = build(settings)
+    log.info("the store is %(where)s (%(dialect)s %(version)s)", controller.store.describe())
     url = base_url(settings)
     server = Server(guarded(app, Limits()), ready=lambda: announce(controller, url), goodbye=controller.close)
     server.run(sockets=[listener])
@@ -101,7 +104,15 @@ def base_url(settings: Settings) -> str:
     return f"http://{shown}:{settings.port}"
 
 
+def is_exposed(host: str) -> bool:
+    """Whether other machines can reach what listens on this address."""
+    return not (host == "localhost" or host == "::1" or host.startswith("127."))
+
+
 def print_addresses(controller: Controller, url: str) -> None:
     """Where the controller is, and a way in for one browser."""
     print(f"Marchline's controller is at {url}", flush=True)
+    if is_exposed(controller.settings.host):
+        listening = f"{controller.settings.host}:{controller.settings.port}"
+        print(f"It listens on {listening}: whoever reaches that needs a token to join or to operate.", flush=True)
     print(f"Open it once, within ten minutes: {url}/#ticket={controller.issue_ticket()}", flush=True)

@@ -115,9 +115,7 @@ class Arena:
         return norms.result()
 
     def tensors_hash(self) -> str:
-        """blake2b-64 (hex) over all averaged tensors as f32, in arena order: equal where the consensus is the
-        same.
-        """
+        """blake2b-64 (hex) over all averaged tensors as f32, in arena order: equal where the consensus is the same."""
         digest = hashlib.blake2b(digest_size=8)
         for _, tensor in self._averaged():
             flat = tensor.to("cpu", torch.float32).contiguous().reshape(-1)
@@ -190,9 +188,7 @@ def layout_hash(layout: list[TensorSpec]) -> str:
 
 
 def _state_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Each parameter and persistent buffer under each of its names; parameters first, both in state_dict
-    order.
-    """
+    """Each parameter and persistent buffer under each of its names; parameters first, both in state_dict order."""
     persistent = model.state_dict(keep_vars=True).keys()
     tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for name, buffer in model.named_buffers(remove_duplicate=False):
@@ -272,9 +268,7 @@ def _copy_in_place(tensor: Tensor, source: Tensor) -> None:
 
 
 class _Norms:
-    """Sums of squares before, after and of the move; CUDA sums stay there, so that the host waits once, at
-    the end.
-    """
+    """Sums of squares before, after and of the move; CUDA sums stay there, so that the host waits once, at the end."""
 
     def __init__(self) -> None:
         self._sums: dict[torch.device, list[float | Tensor]] = {}

@@ -48,9 +48,7 @@ class ArenaFile:
             return cls(path, _mapped(descriptor, size, writable=True))
         except OSError as error:
             path.unlink(missing_ok=True)
-            text = (
-                f"no room for {size} bytes at {path} ({error.strerror}); free space or use another directory"
-            )
+            text = f"no room for {size} bytes at {path} ({error.strerror}); free space or use another directory"
             raise ArenaError(text) from error
         finally:
             os.close(descriptor)

@@ -62,6 +62,7 @@ def _agent(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     target = Target(
         base=base_url(options.join),
         token=_token(options, environment),
+        run=options.run,
         connect_seconds=10 * scale,
         write_seconds=30 * scale,
     )
@@ -74,6 +75,8 @@ def _offer(options: argparse.Namespace) -> Offer:
     job_dir = options.job_dir.resolve()
     if not job_dir.is_dir():
         raise UsageError(f"--job-dir {options.job_dir} is not a directory")
+    if options.run is not None and not 0 < options.run < 2**32:
+        raise UsageError(f"--run {options.run} is no number of a run")
     emulate = options.emulate_ms_per_batch
     if emulate is not None and not (math.isfinite(emulate) and emulate > 0):
         raise UsageError(f"--emulate-ms-per-batch must be above 0, not {emulate}")

@@ -49,9 +49,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class FoldPlan:
-    """What the host sends for one attempt: the declaration, then these pieces in order; none if nobody
-    worked.
-    """
+    """What the host sends for one attempt: the declaration, then these pieces in order; none if nobody worked."""
 
     contribution: Contribution
 
@@ -144,9 +142,7 @@ class Fold:
 
 
 class Staging:
-    """How much of an attempt's consensus has arrived, and whether it may be adopted: committed, and all
-    there.
-    """
+    """How much of an attempt's consensus has arrived, and whether it may be adopted: committed, and all there."""
 
     def __init__(self) -> None:
         self._number: tuple[int, int] | None = None

@@ -216,7 +216,10 @@ def _candidates(place: str) -> list[Path]:
 
 
 def _is_source(path: Path, root: Path) -> bool:
-    """Whether a file is the user's own code: below the root, not ours, not installed."""
+    """Whether a file is the user's own code: really there (torch has modules that only pretend to a file), below the
+    root, not ours, not installed."""
+    if not path.is_file():
+        return False
     if path.suffix != ".py" or not path.is_relative_to(root) or _INSTALLED & set(path.parts):
         return False
     return not any(path.is_relative_to(directory) for directory in _OWN_DIRECTORIES)

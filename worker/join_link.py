@@ -53,6 +53,8 @@ class Target:
 
     base: str
     token: str
+    run: int | None = None
+    """the run to ask for; its admission decides which secret opens the door"""
     connect_seconds: float = 10.0
     write_seconds: float = 30.0
 
@@ -99,7 +101,7 @@ class JoinLink:
                 socket = await _connect(target)
         except TimeoutError as error:
             raise Unreachable(f"{target.base} did not answer within {target.connect_seconds:g} s") from error
-        session = Session.client(Channel.JOIN, target.secret)
+        session = Session.client(Channel.JOIN, target.secret, run_id=target.run or 0)
         try:
             async with asyncio.timeout(target.connect_seconds):
                 await _shake_hands(socket, session)
@@ -162,6 +164,9 @@ async def _connect(target: Target) -> ClientConnection:
     except ssl.SSLError as error:
         text = f"{url}: no TLS is spoken there ({error.reason}); use http:// or ws:// for a plain port"
         raise Refused(ExitCode.ERROR, text) from error
+    except ConnectionResetError as error:
+        hint = "; does that port speak TLS? a plain one is dialled with http://" if url.startswith("wss:") else ""
+        raise Unreachable(f"{target.base} dropped the connection{hint}") from error
     except OSError as error:
         raise Unreachable(f"{target.base} cannot be reached: {error.strerror or error}") from error
 
@@ -186,7 +191,8 @@ def _http_failure(status: int, url: str) -> Unreachable | Refused:
 
 def _not_http(error: InvalidHandshake, url: str) -> Unreachable | Refused:
     if isinstance(error, InvalidMessage) and isinstance(error.__cause__, EOFError | ConnectionError):
-        return Unreachable(f"{url} closed the connection without an answer")
+        hint = "; if that port speaks TLS, dial it with https://" if url.startswith("ws:") else ""
+        return Unreachable(f"{url} closed the connection without an answer{hint}")
     return Refused(ExitCode.ERROR, f"{url} is not a Marchline controller: {error}; does the port speak TLS (https://)?")
 
 

@@ -140,7 +140,7 @@ class Relay:
                 self._fold.aborted(message)
                 self._staging.aborted(message)
             case DeclareDead():
-                if message.rank in self._fold.live:
+                if message.rank in self._fold.live:  # every relay hears of every death
                     logger.info("rank %s was declared dead: %s", message.rank, message.reason)
                     self._ports.refuse(message.rank)
                     self._begin(self._fold.dead(message.rank))
@@ -154,9 +154,7 @@ class Relay:
             self._plans.put_nowait(plan)
 
     async def _stream(self, data: ControllerLink) -> None:
-        """Send the host's contributions, one attempt after the other; the only task that writes to the data
-        link.
-        """
+        """Send the host's contributions, one attempt after the other; nobody else writes to the data link."""
         while True:
             plan = await self._plans.get()
             if self._fold.is_current(plan):
@@ -164,9 +162,7 @@ class Relay:
                 await self._stream_pieces(data, plan)
 
     async def _stream_pieces(self, data: ControllerLink, plan: FoldPlan) -> None:
-        """Fold, seal and send, a few chunks ahead. An abort stops it after what already has a sequence
-        number.
-        """
+        """Fold, seal and send, a few chunks ahead. An abort stops it once all that is numbered is sent."""
         loop = asyncio.get_running_loop()
         ahead: deque[asyncio.Future[bytearray]] = deque()
         for piece in plan.pieces():
@@ -189,7 +185,7 @@ class Relay:
     # ----------------------------------------------------------------------------------------- the way down
 
     async def _read_data(self, data: ControllerLink) -> None:
-        """Stage the averaged stream: opened and copied in a thread, counted here."""
+        """Stage the averaged stream; chunks are opened in a thread, so that the ranks' messages never wait for it."""
         while True:
             for event in await data.receive(threaded=True):
                 if not isinstance(event, ChunkReceived):
@@ -241,9 +237,7 @@ def _fold_and_seal(arenas: Sequence[FloatArray], piece: Piece, reserved: Reserve
 
 
 async def _patiently(job: Coroutine[Any, Any, None]) -> None:
-    """At the run's end, let the control link be read to its own end: the ranks' last orders may still be in
-    it.
-    """
+    """At the run's end, let the control link be read to its own end: the ranks' last orders may be in it."""
     try:
         await job
     except RunOver:
@@ -286,9 +280,7 @@ async def serve(spec: RelaySpec) -> None:
 
 
 def main() -> int:
-    """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last
-    line.
-    """
+    """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last line."""
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
@@ -65,7 +64,7 @@ class ControllerLink:
             return self.session.receive(frame)
         except RemoteProtocolError as error:
             await self._websocket.close(close_code(error.code))
-            raise LinkRefused(f"the controller broke the protocol on the {self.name} link: {error}") from error
+            raise LinkRefused(f"the {self.name} link failed: {error}") from error
 
     async def close(self) -> None:
         """Close the websocket; waits for the controller's answer, half a second at most."""
@@ -93,28 +92,23 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
 
     Raises ``LinkRefused`` at once, ``LinkLost`` when the budget is spent.
     """
-    last = "no answer"
-
-    def failed(error: Exception) -> None:
-        nonlocal last
-        last = str(error) or type(error).__name__
-
     links: list[ControllerLink] = []
+    failures: list[str] = ["no answer"]
     try:
         async with asyncio.timeout(spec.connect_seconds):
             for channel in (Channel.CONTROL, Channel.DATA):
-                links.append(await _until_connected(spec, channel, failed))
+                links.append(await _until_connected(spec, channel, failures))
     except BaseException as error:
         for link in links:
             link.abort()
         if not isinstance(error, TimeoutError):
             raise
-        text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {last}"
+        text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {failures[-1]}"
         raise LinkLost(text) from error
     return links[0], links[1]
 
 
-async def _until_connected(spec: RelaySpec, channel: Channel, failed: Callable[[Exception], None]) -> ControllerLink:
+async def _until_connected(spec: RelaySpec, channel: Channel, failures: list[str]) -> ControllerLink:
     pause, longest = _PAUSE_SECONDS
     while True:
         try:
@@ -122,7 +116,7 @@ async def _until_connected(spec: RelaySpec, channel: Channel, failed: Callable[[
         except (LinkRefused, RunOver):
             raise
         except (OSError, InvalidHandshake, ProxyError, LinkLost) as error:
-            failed(error)
+            failures.append(str(error) or type(error).__name__)
         except InvalidURI as error:
             raise LinkRefused(f"{spec.url} cannot be dialled: {error}") from error
         await asyncio.sleep(pause)
@@ -140,7 +134,7 @@ async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
         compression=None,
         proxy=spec.proxy,
         max_size=MAX_FRAME,
-        max_queue=None if control else 4,
+        max_queue=16 if control else 4,
         ping_interval=max(spec.heartbeat_seconds, spec.heartbeat_timeout_seconds / 3)
         if control
         else _DATA_PING_SECONDS,

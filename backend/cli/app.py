@@ -319,6 +319,8 @@ def events(
 
     with _client(url, token_file) as client:
         number = _number(client, run)
+        if follow:
+            show.say(f"Following run {number} to its end; Ctrl-C stops following.")
         after = 0
         while True:
             # Asked for before the events: what the end wrote is then among them.

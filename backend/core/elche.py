@@ -1,8 +1,7 @@
 """ElChe: how many batches each rank does per window, so that all of them reach the reduce together (behaviour C).
 
 The slow device is the *anchor*: it does ``anchor`` batches a window, every other rank as many as it can do in the same
-time. Measured rates go in once a round, allotments and a sentence that explains them come out. Growth of the anchor
-(C9 to C11) is decided elsewhere and acts on the same counts.
+time. Measured rates go in once a round, allotments and a sentence that explains them come out.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class ElChe:
     def recent_share(self) -> dict[int, float]:
         """Every rank's share of the batches allotted lately; sums to 1 (C17)."""
         windows = list(self._history) or [self._counts]
-        sums = {rank: sum(window.get(rank, 0) for window in windows) for rank in self._counts}
+        sums = {rank: sum(window[rank] for window in windows) for rank in self._counts}
         whole = sum(sums.values())
         return {rank: batches / whole for rank, batches in sums.items()}
 
@@ -155,7 +154,7 @@ class ElChe:
         if self._anchor_rank is None or self._phase in ("stable", "mature"):
             self._elect()
         anchor = self._anchor_rank
-        if anchor is not None and self.smoothed(anchor) <= 0.0 and self._rates.is_silent(anchor):
+        if anchor is not None and self._rates.is_silent(anchor):
             self._elect()  # a pinned anchor that never reports must not freeze the allotments (M16)
         if self._anchor_rank is None or self.smoothed(self._anchor_rank) <= 0.0:
             return self._unchanged(self._waiting_for_anchor())
@@ -257,7 +256,7 @@ class ElChe:
         if self._max_batch_diff is None:
             return target
         step = self._max_batch_diff
-        return max(1, min(current + step, max(current - step, target)))
+        return min(current + step, max(current - step, target))
 
     def _advance_phase(self) -> None:
         if self._phase == "probe":

@@ -74,6 +74,12 @@ def name_key(host: str) -> str:
     return host.strip().casefold()
 
 
+def clipped(text: str, length: int) -> str:
+    """A peer's words as they may be logged: printable, and no longer than this."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text[: length + 1])
+    return shown if len(shown) <= length else f"{shown[: length - 1]}…"
+
+
 # ------------------------------------------------------------------------------------------ on a hello
 
 
@@ -148,7 +154,7 @@ def refuse_probe(hello: Hello, report: ProbeReport, door: Door) -> Refusal | Non
 def _refuse_job(hello: Hello, report: ProbeReport, door: Door) -> Refusal | None:
     if not report.error:
         return None
-    return Refusal("job_broken", f"The job does not load on {hello.host}: {report.error[:MAX_ERROR_TEXT]}")
+    return Refusal("job_broken", f"The job does not load on {hello.host}: {clipped(report.error, MAX_ERROR_TEXT)}")
 
 
 def _refuse_sources(hello: Hello, report: ProbeReport, door: Door) -> Refusal | None:

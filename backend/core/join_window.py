@@ -15,9 +15,11 @@ from dataclasses import replace
 
 from backend.core.config import RunConfig
 from backend.core.join_admission import (
+    MAX_NAME,
     Door,
     Member,
     Refusal,
+    clipped,
     name_key,
     refuse_hello,
     refuse_probe,
@@ -43,6 +45,7 @@ __all__ = ["PHASES", "Admission", "Candidate", "JoinWindow", "Member", "Missing"
 PROBE_SECONDS = 120.0
 WORLD_CAPACITY = 4096
 KEPT_REFUSALS = 50
+KEPT_REASON = 1000
 
 
 class JoinWindow:
@@ -137,14 +140,14 @@ class JoinWindow:
         return [*(member.link for member in self.members.values()), *self._candidates]
 
     def verdict(self, now: float) -> Verdict:
-        """Whether the window stays open, forms the world or fails, and why (B6)."""
-        self._see(now)
+        """Whether the window stays open, forms the world or fails, and why (B6). A reading: it changes nothing."""
         return judge(self._terms, self.joined_ranks, now - self.opened_at, self.armed)
 
     def next_deadline(self) -> float | None:
         """When time alone may next change the verdict or expire a candidate; none once closed.
 
-        The window's end counts until a call has seen it pass, a candidate's deadline until ``expire`` took it.
+        A deadline stays due until ``expire`` has been called with a later time. Call it, then ``verdict``, at every
+        event: a mere look at the window (the page's) must not make anybody oversleep.
         """
         if self.closed:
             return None
@@ -154,8 +157,7 @@ class JoinWindow:
         return min(pending, default=None)
 
     def missing(self, now: float) -> list[Missing]:
-        """Everything that start would be refused for now; empty when it would be accepted (B14)."""
-        self._see(now)
+        """Everything that start would be refused for now; empty when it would be accepted (B14). A reading."""
         if self.closed:
             return [Missing("window_closed", "The join window is closed.", "Create another run.")]
         return missing_to_start(self._terms, self.joined_ranks)
@@ -164,7 +166,6 @@ class JoinWindow:
 
     def hello(self, link: int, hello: Hello, address: str, now: float) -> Offer | Refusal:
         """A host offers its devices: it is offered the job to look at, or refused."""
-        self._see(now)
         refusal = self._refuse_at_the_door(link, hello, address)
         if refusal is not None:
             return self._refused(hello.host.strip(), address, refusal, now)
@@ -177,7 +178,6 @@ class JoinWindow:
 
     def probe(self, link: int, report: ProbeReport, now: float) -> Admission | Refusal:
         """A host tells what it found. Refused, it is no candidate any more; the first member sets the reference."""
-        self._see(now)
         candidate = self._candidates.pop(link, None)
         if candidate is None:
             return Refusal("probe_without_offer", "It reported on a job that it was not offered on this link.")
@@ -204,7 +204,6 @@ class JoinWindow:
     def leave(self, link: int, reason: str, now: float) -> Member | None:
         """A link ended. While the window is open its member leaves and the ranks behind move down; a candidate is
         forgotten. Returns the member that left. After ``close`` nothing changes: the world is frozen."""
-        self._see(now)
         self._candidates.pop(link, None)
         member = self.member_of_link(link)
         if member is None or self.closed:
@@ -225,7 +224,6 @@ class JoinWindow:
 
     def turn_away(self, host: int, now: float) -> Member | Refusal:
         """The operator turns a member away; a host of that name is not admitted again. Returns the member that left."""
-        self._see(now)
         member = self.members.get(host)
         if self.closed:
             return self._closed_refusal()
@@ -238,7 +236,7 @@ class JoinWindow:
 
     def expire(self, now: float) -> list[tuple[Candidate, Refusal]]:
         """Candidates that did not report in time, now refused and forgotten."""
-        self._see(now)
+        self._seen = max(self._seen, now)
         if self.closed:
             return []
         refused = []
@@ -261,7 +259,6 @@ class JoinWindow:
         behind; ask ``candidates``. Raises ``ValueError`` when it is closed already."""
         if self.closed:
             raise ValueError("the join window is closed already")
-        self._see(now)
         self.closed = True
         return tuple(self.members.values())
 
@@ -277,7 +274,6 @@ class JoinWindow:
 
     def extend(self, seconds: float, now: float) -> Refusal | None:
         """Give the window, and its hard cap, so many seconds more; a window that is past opens again from now."""
-        self._see(now)
         if self.closed:
             return self._closed_refusal()
         if not (math.isfinite(seconds) and 0 < seconds <= MAX_EXTENSION_SECONDS):
@@ -331,9 +327,6 @@ class JoinWindow:
 
     # --------------------------------------------------------------------------------------------- inside
 
-    def _see(self, now: float) -> None:
-        self._seen = max(self._seen, now)
-
     def _refuse_at_the_door(self, link: int, hello: Hello, address: str) -> Refusal | None:
         if self.closed:
             return self._closed_refusal()
@@ -376,7 +369,8 @@ class JoinWindow:
         return Refusal("window_closed", f"The join window{run} is closed; wait for the next run.")
 
     def _refused(self, host: str, address: str, refusal: Refusal, now: float) -> Refusal:
-        self.refusals.append(Refused(host, address, refusal.code, refusal.reason, now))
+        refusal = replace(refusal, reason=clipped(refusal.reason, KEPT_REASON))
+        self.refusals.append(Refused(clipped(host, MAX_NAME), address, refusal.code, refusal.reason, now))
         return refusal
 
     def _names(self) -> dict[str, str]:

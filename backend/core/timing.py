@@ -137,14 +137,6 @@ class WindowLedger:
         window = self._of(rank)
         return window.wall_ms / window.timed_batches if window.timed_batches else math.inf
 
-    def compute_seconds(self, rank: int) -> float:
-        """Seconds the rank computed since ``reset_timing``."""
-        return self._of(rank).wall_ms / 1000.0
-
-    def data_seconds(self, rank: int) -> float:
-        """Seconds the rank waited for data since ``reset_timing``."""
-        return self._of(rank).data_ms / 1000.0
-
     def mean_loss(self, ranks: Iterable[int]) -> float | None:
         """Mean loss a batch over these ranks, so weighted by work; none without a finite one (D6)."""
         windows = [self._of(rank) for rank in ranks]

@@ -262,8 +262,6 @@ def window_plan(pool: EpochPool, counts: Mapping[int, int], alive: Iterable[int]
     alive = set(alive)
     living = _living(counts, alive)
     remaining = pool.remaining_batches
-    if not remaining or not living:
-        return dict.fromkeys(sorted(counts), 0)
     if not forced:
         plan = final_window_plan(remaining, counts, alive)
         if plan is not None:

@@ -38,9 +38,7 @@ from wire.messages import Contribution
 from wire.session import ChunkHeader, Section
 
 Send = Callable[[int, ChunkHeader, memoryview], None]
-"""queue a chunk to a host's data link; seal it when it is written, not before: the view is free, a sealed
-copy is not
-"""
+"""queue a chunk to a host's data link; seal it when it is written, since a view is free and a sealed copy is not"""
 
 WINDOW_SLICES = 8
 
@@ -81,9 +79,7 @@ class _Attempt:
         return self.plan[self.next_sum].offset if self.next_sum < len(self.plan) else self.counts.elements
 
     def take(self, host: int, piece: Slice) -> Pieces:
-        """The host's elements of this slice, removed from its inbox; a chunk that reaches further keeps its
-        rest.
-        """
+        """The host's elements of this slice, removed from its inbox; a chunk that reaches further keeps its rest."""
         inbox, pieces = self.inbox[host], []
         while inbox and inbox[0][0] < piece.stop:
             offset, values = inbox.popleft()

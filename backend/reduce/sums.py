@@ -1,6 +1,4 @@
-"""The arithmetic of a round: one slice at a time, in f32, in a fixed order, divided once (behaviour A1, A2;
-section 6).
-"""
+"""The arithmetic of a round: a slice at a time, in f32, in a fixed order, divided once (behaviour A1, A2)."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ Pieces = Sequence[FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """A slice has no usable sum. ``contributor`` is a position in the given order, None when only the sum
-    overflowed.
-    """
+    """A slice without a usable sum. ``contributor`` is a position in the given order; None: only the sum overflowed."""
 
     contributor: int | None
     index: int

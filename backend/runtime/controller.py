@@ -139,6 +139,9 @@ class Controller:
             row = await asyncio.to_thread(self._insert, config, job_hash)
         finally:
             self._creating -= 1
+        if self._closing.is_set():
+            # Its row says waiting; the next start interrupts it by name.
+            raise CommandRefused("controller_stopping", "the controller is stopping; start the run when it is back")
         salt = secrets.token_bytes(SALT_BYTES)
         secret = secrets.token_bytes(SALT_BYTES) if config.open_admission else run_secret(self._join_secret, salt)
         core = self._ports.core(

@@ -36,7 +36,7 @@ class Limits:
     connections: int = 2048
     connections_per_source: int = 512
     strangers: int = 64
-    strangers_per_source: int = 16
+    strangers_per_source: int = 32
     free_failures: int = 3
     """failed attempts of a source that cost it nothing"""
     delay_seconds: float = 0.25
@@ -69,6 +69,17 @@ def source_of(address: str) -> str:
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
     return str(ipaddress.ip_network((parsed, IPV6_SITE_BITS), strict=False))
+
+
+def is_nearby(address: str) -> bool:
+    """Whether the address is loopback, link-local, or of a private or shared range (behaviour B15)."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return True
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        parsed = parsed.ipv4_mapped
+    return not parsed.is_global
 
 
 class Slot:

@@ -24,7 +24,7 @@ from backend.core.vocabulary import HostSaid, RankSaid, StrangerRefused
 from backend.reduce.plane import ReducePlane
 from backend.runtime.driver import Clock, Driver
 from backend.runtime.errors import LinkEnded
-from backend.runtime.limits import Gate, Limits, source_of
+from backend.runtime.limits import Gate, Limits, is_nearby, source_of
 from backend.runtime.outbox import Outbox
 from backend.runtime.peer import Peer
 from backend.runtime.run_links import RunLinks
@@ -121,6 +121,7 @@ class Door:
         self._sleep = sleep
         self._pool = pool
         self._numbers = itertools.count(1)
+        self._warned: set[str] = set()
 
     # ------------------------------------------------------------------------------------------- endpoints
 
@@ -138,6 +139,7 @@ class Door:
         if isinstance(run, Reject):
             await self._reject(peer, run)
             return
+        self._warn_of_cleartext(peer.address)
         link, outbox = next(self._numbers), self._outbox(peer)
         run.links.add_join(link, outbox)
         reason = "the controller is closing"
@@ -217,8 +219,8 @@ class Door:
             raise Stranger("closed", f"it left before it said who it is: {error}", CloseCode.PROTOCOL) from error
 
     async def _turn_away(self, peer: Peer, stranger: Stranger) -> None:
-        self._report(peer, stranger.code, stranger.reason)
         delay = self.gate.failed(source_of(peer.address), self._clock())
+        self._report(peer, stranger.code, stranger.reason, known=delay > 0)
         if delay > 0:
             await self._sleep(delay)
         try:
@@ -238,9 +240,9 @@ class Door:
         except (LinkEnded, TimeoutError, LocalProtocolError):
             await peer.close(CloseCode.REFUSED, reject.reason)
 
-    def _report(self, peer: Peer, code: str, reason: str) -> None:
-        """Tell the run that was meant, or every run whose window is open."""
-        log.info("%s was refused (%s): %s", peer.address, code, reason)
+    def _report(self, peer: Peer, code: str, reason: str, known: bool = False) -> None:
+        """Tell the run that was meant, or every run with an open window. A source that is known fills no log."""
+        log.log(logging.DEBUG if known else logging.INFO, "%s was refused (%s): %s", peer.address, code, reason)
         meant = self._live(peer.session.run_id)
         for run in [meant] if meant is not None else [run for run in self._runs() if run.window_open]:
             run.driver.post(StrangerRefused(peer.address, str(code), reason))
@@ -262,7 +264,7 @@ class Door:
                 return Reject(code="no_open_window", reason="no run has an open join window now; dial again later")
         else:
             run = self._live(wanted)
-            if run is None:
+            if run is None or run.links.over:
                 return Reject(code="unknown_run", reason=f"run {wanted} is not served here", permanent=True)
         opened_with = self._secret_for(Channel.JOIN, peer.session.run_id)
         if opened_with != self._join_secret and not run.config.open_admission:
@@ -324,6 +326,13 @@ class Door:
         if code is not None:
             await outbox.peer.close(code, reason)
         return reason
+
+    def _warn_of_cleartext(self, address: str) -> None:
+        """Once per address: control frames can't be altered unseen, but they can be read (behaviour B15)."""
+        if address in self._warned or is_nearby(address) or len(self._warned) >= self._limits.remembered_sources:
+            return
+        self._warned.add(address)
+        log.warning("%s joined over a public network in clear text; use TLS or a tunnel to keep it private", address)
 
     def _peer(self, socket: WebSocket, channel: Channel) -> Peer:
         return Peer(socket, Session.server(self._secret_for, channel=channel), self._pool)

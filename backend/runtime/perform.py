@@ -181,9 +181,8 @@ class LiveRun:
 
     async def _record(self, record: Record) -> None:
         row = record.row
-        if record.table == "runs" and row.get("phase") in ENDED_PHASES:
-            figures = final_figures(self._core.snapshot(self._services.clock()))
-            row = row | {"summary": (row.get("summary") or {}) | figures}
+        if record.table == "runs" and "phase" in row:
+            row = self._completed(row)
         if record.table == "rounds":
             self.tally.bytes_up += row.get("bytes_up") or 0
             self.tally.bytes_down += row.get("bytes_down") or 0
@@ -193,6 +192,14 @@ class LiveRun:
             # A store in trouble must not end the training: it gives up on waiting, keeps the row, and says so itself.
             with contextlib.suppress(StoreError):
                 await asyncio.wrap_future(future)
+
+    def _completed(self, row: Row) -> Row:
+        """A phase's row with what only a snapshot of the core says: an emulated run must never pass for a real one."""
+        snapshot = self._core.snapshot(self._services.clock())
+        known: Row = {"emulated": bool(snapshot.get("emulated"))}
+        if row["phase"] in ENDED_PHASES:
+            known["summary"] = final_figures(snapshot) | (row.get("summary") or {})
+        return row | known
 
     def _on_loop(self, table: str, done: Future[Row]) -> None:
         """From the store's thread: what was committed, or why it was not, to the loop's."""

@@ -37,7 +37,7 @@ class RunLinks:
         self._dropped: dict[int, str] = {}
         self._world_known = asyncio.Event()
         self._closing: list[Outbox] = []
-        """told to close; kept until the end, a few per host at most"""
+        """told to close and not closed yet"""
         self._over = ""
 
     def all(self) -> Iterator[Outbox]:
@@ -76,7 +76,7 @@ class RunLinks:
         """Close a join link once it's flushed. The core has let it go: nothing that it still says is heard."""
         outbox = self._joins.pop(link, None)
         if outbox is not None:
-            self._closing.append(outbox)
+            self._remember(outbox)
             outbox.finish(reason)
 
     # ------------------------------------------------------------------------------------------- relay links
@@ -202,6 +202,11 @@ class RunLinks:
 
     def _close_relay(self, relay: Relay, reason: str) -> None:
         for outbox in relay.links.values():
-            self._closing.append(outbox)
+            self._remember(outbox)
+            outbox.drop_chunks()
             outbox.finish(reason, CloseCode.REFUSED)
         relay.links.clear()
+
+    def _remember(self, outbox: Outbox) -> None:
+        self._closing = [other for other in self._closing if not other.closed.is_set()]
+        self._closing.append(outbox)

@@ -228,10 +228,17 @@ def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
 
 
 def _bound_unacknowledged(transport: asyncio.Transport, limits: Limits) -> None:
-    """Have the kernel give up a peer that acknowledges nothing; its own patience is a quarter of an hour."""
+    """Have the kernel give up a peer that acknowledges nothing; its own patience is a quarter of an hour.
+
+    Probes on an idle link also keep it open in the tables of whatever translates addresses on the way.
+    """
     handle = transport.get_extra_info("socket")
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if handle is None or option is None or handle.family not in (socket.AF_INET, socket.AF_INET6):
+    if handle is None or handle.family not in (socket.AF_INET, socket.AF_INET6):
         return
+    seconds = max(1, int(limits.send_stall_seconds))
+    options = {"TCP_KEEPIDLE": seconds, "TCP_KEEPINTVL": max(1, seconds // 3), "TCP_USER_TIMEOUT": 2000 * seconds}
     with contextlib.suppress(OSError):
-        handle.setsockopt(socket.IPPROTO_TCP, option, int(2000 * limits.send_stall_seconds))
+        handle.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                handle.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -57,6 +57,7 @@ def history_view(queries: Queries, run_id: int, wall_now: datetime | None = None
         "refusals": [_refusal(row, wall_now) for row in events if row["kind"] == "host_refused"],
     }
     return view | {
+        "emulated": any(row["emulate_ms_per_batch"] is not None for row in hosts),
         "members": [_member(row, ranks) for row in hosts],
         "ranks": [_rank(row, hosts, last, worked.get(str(row["rank"]), {})) for row in ranks],
         "epoch": max(0, (run["epochs_done"] or 0) - 1),

@@ -145,7 +145,7 @@ class Queries:
 
 def _page(connection: Connection, query: Select[Any], key: Column[Any], limit: int, newest: bool) -> list[Row]:
     found = _rows(connection, query.order_by(key.desc() if newest else key).limit(_checked(limit)))
-    return found
+    return found[::-1] if newest else found
 
 
 def _all_of(connection: Connection, owner: Column[Any], run_id: int, key: Column[Any]) -> list[Row]:

@@ -238,7 +238,7 @@ class Writer:
             return LocalError("row_refused", f"the row was refused: {type(error).__name__}: {error}", where=self._where)
         if "foreign key" in str(error.orig).lower():  # every foreign key leads to runs
             return LocalError("unknown_run", "the row names a run that does not exist", where=self._where)
-        return LocalError("row_refused", f"the row breaks a key: {error.orig}", where=self._where)
+        return LocalError("row_refused", f"the row breaks a key: {_first_line(error.orig)}", where=self._where)
 
     def _explain(self, error: Exception, committing: bool) -> StoreError:
         known = fault_of(error, self._where)
@@ -313,3 +313,8 @@ class Writer:
             log.error("%d rows are lost: %s", lost, error)
         for task in tasks:
             task.settle(error.copy(kept=False))
+
+
+def _first_line(error: BaseException | None) -> str:
+    """A server's further lines repeat the row's values."""
+    return str(error).partition("\n")[0]

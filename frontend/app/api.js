@@ -21,7 +21,12 @@ export class Problem extends Error {
 }
 
 const unreachable = () =>
-  new Problem({ status: 0, code: "unreachable", title: "No answer", detail: "The controller does not answer. Is it still running?" });
+  new Problem({
+    status: 0,
+    code: "unreachable",
+    title: "No answer",
+    detail: "The controller does not answer. Is it still running?",
+  });
 
 export async function request(method, path, body) {
   let response;

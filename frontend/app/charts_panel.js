@@ -7,56 +7,91 @@ import { recall, remember } from "./theme.js";
 import { Choice, Emulated } from "./ui.js";
 
 const AXES = {
-  samples: { label: "Samples seen", name: "samples", format: short },
   round: { label: "Round", name: "round", format: (v) => count(Math.round(v)) },
+  samples: { label: "Samples seen", name: "samples", format: short },
   time: { label: "Training time", name: "at", format: clock },
 };
-const axisName = signal(AXES[recall("marchline.axis", "round")] ? recall("marchline.axis", "round") : "round");
-const weight = signal(Math.min(0.95, Math.max(0, Number(recall("marchline.smooth", "0.4")) || 0)));
+const AXIS_OPTIONS = [
+  ["round", "Rounds"],
+  ["samples", "Samples"],
+  ["time", "Time"],
+];
+const AXIS_KEY = "marchline.axis";
+const SMOOTH_KEY = "marchline.smooth";
+const MOST_SMOOTH = 0.95;
 
-function setAxis(name) {
+const axisName = signal(recall(AXIS_KEY, "round") in AXES ? recall(AXIS_KEY, "round") : "round");
+const weight = signal(Math.min(MOST_SMOOTH, Math.max(0, Number(recall(SMOOTH_KEY, "0.4")) || 0)));
+
+function pickAxis(name) {
   axisName.value = name;
-  remember("marchline.axis", name);
+  remember(AXIS_KEY, name);
 }
 
-function setWeight(value) {
+function pickWeight(value) {
   weight.value = value;
-  remember("marchline.smooth", String(value));
+  remember(SMOOTH_KEY, String(value));
 }
 
 export function ChartsPanel({ live, epochs }) {
   const points = live.get("points").value;
+  const deaths = live.of("deaths").value;
   const axis = axisName.value;
   const data = useMemo(() => columns(points, axis), [points, axis]);
-  const deaths = live.of("deaths").value;
-  const markers = useMemo(() => markersOf(deaths, data), [deaths, data]);
-  const aside = html`<${Choice} legend="Horizontal axis" value=${axis} options=${[["round", "Rounds"], ["samples", "Samples"], ["time", "Time"]]} onPick=${setAxis} />`;
-  return html`<div class="two-columns">
-    <${Loss} data=${data} axis=${AXES[axis]} markers=${markers} epochs=${epochs.value} aside=${aside} />
-    <${Rate} data=${data} axis=${AXES[axis]} markers=${markers} emulated=${live.of("emulated").value} />
-  </div>`;
+  const markers = useMemo(() => markersOf(deaths ?? [], data), [deaths, data]);
+  const shared = { x: data.x, axis: AXES[axis], markers };
+  return html`
+    <div class="two-columns">
+      <${Loss} data=${data} shared=${shared} epochs=${epochs.value} />
+      <${Rate} data=${data} shared=${shared} emulated=${live.of("emulated").value} />
+    </div>
+  `;
 }
 
+/** A line for each death, at the last round that the rank took part in. */
 function markersOf(deaths, data) {
-  return (deaths ?? []).map((death) => {
-    const at = data.round.findIndex((round) => round >= (death.last_round ?? 0));
-    return { at: data.x[at < 0 ? data.x.length - 1 : at] ?? 0, label: `r${death.rank} died` };
+  return deaths.map(({ rank, last_round: last }) => {
+    const at = data.round.findIndex((round) => round >= last);
+    return { at: data.x.at(at) ?? 0, label: `r${rank} died` };
   });
 }
 
-function Loss({ data, axis, markers, epochs, aside }) {
-  const smoothed = useMemo(() => smooth(data.loss, weight.value), [data, weight.value]);
-  const scores = useMemo(() => evalLoss(data, epochs), [data, epochs]);
+function Loss({ data, shared, epochs }) {
+  const series = useMemo(() => lossSeries(data, epochs), [data, epochs, weight.value]);
   const [first, last] = ends(data.loss) ?? [];
-  const summary = first === undefined ? "No loss yet." : `${last <= first ? "Fell" : "Rose"} from ${figure(first)} to ${figure(last)} over ${count(data.round.at(-1) + 1)} rounds.`;
-  const series = [
-    { key: "raw", label: "Loss, unsmoothed", colour: "--series-1", values: data.loss, faint: true, width: 1, format: figure, tick: (v) => String(Number(v.toPrecision(3))) },
-    { key: "loss", label: "Training loss", colour: "--series-1", values: smoothed, format: figure },
-    ...(scores ? [{ key: "eval", label: "Eval loss", colour: "--series-2", values: scores, points: true, format: figure }] : []),
+  const fell = last <= first ? "Fell" : "Rose";
+  const rounds = count((data.round.at(-1) ?? 0) + 1);
+  const summary = first === undefined ? "No loss yet." : `${fell} from ${figure(first)} to ${figure(last)} in ${rounds} rounds.`;
+  const aside = html`
+    <label class="slider">
+      Smooth
+      <input
+        type="range"
+        min="0"
+        max=${MOST_SMOOTH}
+        step="0.05"
+        value=${weight.value}
+        aria-valuetext=${percent(weight.value, 0)}
+        onInput=${(event) => pickWeight(Number(event.target.value))}
+      />
+    </label>
+    <${Choice} legend="Horizontal axis" value=${axisName.value} options=${AXIS_OPTIONS} onPick=${pickAxis} />
+  `;
+  const tick = (v) => String(Number(v.toPrecision(3)));
+  return html`<${Chart} title="Loss" ...${shared} series=${series} summary=${summary} tick=${tick} aside=${aside} />`;
+}
+
+function lossSeries(data, epochs) {
+  const smoothed = smooth(data.loss, weight.value);
+  const scores = evalLoss(data, epochs);
+  const train = { colour: "--series-1", format: figure };
+  return [
+    { ...train, key: "raw", label: "Loss, unsmoothed", values: data.loss, faint: true, width: 1 },
+    { ...train, key: "loss", label: "Training loss", values: smoothed },
+    ...(scores
+      ? [{ key: "eval", label: "Eval loss", colour: "--series-2", format: figure, values: scores, points: true }]
+      : []),
   ];
-  const slider = html`<label class="slider">Smooth <input type="range" min="0" max="0.95" step="0.05" value=${weight.value}
-    onInput=${(event) => setWeight(Number(event.target.value))} aria-valuetext=${percent(weight.value, 0)} /></label>${aside}`;
-  return html`<${Chart} title="Loss" summary=${summary} x=${data.x} series=${series} axis=${axis} markers=${markers} aside=${slider} />`;
 }
 
 /** The evaluation loss at the last point of its epoch, nulls between; null when the job has none. */
@@ -71,14 +106,30 @@ function evalLoss(data, epochs) {
   return values;
 }
 
-function Rate({ data, axis, markers, emulated }) {
-  const [, rate] = ends(data.rate) ?? [];
-  const [, ideal] = ends(data.ideal) ?? [];
-  const summary = rate === undefined ? "No throughput yet." : ideal ? `${short(rate)} batches/s, ${percent(rate / ideal, 0)} of what these devices could do if none ever waited.` : `${short(rate)} batches/s.`;
-  const series = [
-    { key: "rate", label: "Batches/s", colour: "--series-3", values: data.rate, fill: true, format: short, tick: short },
-    { key: "ideal", label: "Ideal", colour: "--text-3", values: data.ideal, dash: [6, 4], width: 1.5, format: short },
-  ];
-  return html`<${Chart} title="Throughput" summary=${summary} x=${data.x} series=${series} axis=${axis} markers=${markers} zero=${true} aside=${emulated && html`<${Emulated} />`} />`;
+function Rate({ data, shared, emulated }) {
+  const series = useMemo(() => rateSeries(data), [data]);
+  return html`
+    <${Chart}
+      title="Throughput"
+      ...${shared}
+      series=${series}
+      summary=${rateWords(data)}
+      tick=${short}
+      zero=${true}
+      aside=${emulated && html`<${Emulated} />`}
+    />
+  `;
 }
 
+const rateSeries = (data) => [
+  { key: "rate", label: "Batches/s", colour: "--series-3", values: data.rate, format: short, fill: true },
+  { key: "ideal", label: "Ideal", colour: "--text-3", values: data.ideal, format: short, dash: [6, 4], width: 1.5 },
+];
+
+function rateWords(data) {
+  const [, rate] = ends(data.rate) ?? [];
+  const [, ideal] = ends(data.ideal) ?? [];
+  if (rate === undefined) return "No throughput yet.";
+  const share = ideal ? `, ${percent(rate / ideal, 0)} of what these devices could do if none ever waited` : "";
+  return `${short(rate)} batches/s${share}.`;
+}

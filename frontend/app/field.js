@@ -4,37 +4,61 @@ import { shown } from "./schema.js";
 
 export function Field({ field, value, onInput, problem }) {
   const id = useId();
-  const notes = [field.help && `${id}-help`, problem && `${id}-problem`].filter(Boolean).join(" ") || undefined;
-  const common = { id, "aria-describedby": notes, "aria-invalid": problem ? "true" : undefined, "data-field": field.name };
-  if (field.kind === "boolean") return html`<${Check} field=${field} value=${value} onInput=${onInput} problem=${problem} common=${common} />`;
-  return html`<div class=${`field ${problem ? "has-problem" : ""}`}>
-    <label for=${id}>${field.label}${field.required && html`<span class="muted"> (needed)</span>`}</label>
-    <div class="input-row">${control(field, value, onInput, common)}${field.unit && html`<span class="unit">${field.unit}</span>`}</div>
-    <${Notes} field=${field} id=${id} problem=${problem} />
-  </div>`;
+  const notes = [field.help && `${id}-help`, problem && `${id}-problem`].filter(Boolean);
+  const attributes = {
+    id,
+    "data-field": field.name,
+    "aria-describedby": notes.join(" ") || undefined,
+    "aria-invalid": problem ? "true" : undefined,
+  };
+  const check = field.kind === "boolean";
+  const Control = check ? Check : field.kind === "choice" ? Select : Text;
+  const control = html`<${Control} ...${{ field, value, onInput, attributes }} />`;
+  return html`
+    <div class=${`field ${check ? "field-check" : ""} ${problem ? "has-problem" : ""}`}>
+      ${!check && html`<label for=${id}>${field.label}${field.required && html` <span class="muted">(needed)</span>`}</label>`}
+      ${control} ${field.help && html`<p class="field-help" id=${`${id}-help`}>${field.help}</p>`}
+      ${problem && html`<p class="field-problem" id=${`${id}-problem`}>${problem}</p>`}
+    </div>
+  `;
 }
 
-function control(field, value, onInput, common) {
-  const input = (event) => onInput(event.target.value);
-  if (field.kind === "choice") {
-    return html`<select ...${common} value=${value ?? shown(field, field.fallback)} onChange=${input}>
-      ${field.choices.map((choice) => html`<option key=${choice} value=${String(choice)}>${String(choice)}</option>`)}</select>`;
-  }
-  const numeric = field.kind === "integer" || field.kind === "number";
-  const hint = field.fallback === undefined || field.fallback === null ? (field.optional ? "none" : "") : shown(field, field.fallback);
-  return html`<input ...${common} type="text" inputmode=${numeric ? (field.kind === "integer" ? "numeric" : "decimal") : undefined}
-    autocomplete="off" spellcheck=${false} placeholder=${hint} value=${value ?? ""} onInput=${input} />`;
+const MODES = { integer: "numeric", number: "decimal" };
+
+/** Empty means the default, which is shown where the value will be. */
+function Text({ field, value, onInput, attributes }) {
+  const none = field.fallback === undefined || field.fallback === null;
+  return html`
+    <div class="input-row">
+      <input
+        ...${attributes}
+        type="text"
+        inputmode=${MODES[field.kind]}
+        autocomplete="off"
+        spellcheck=${false}
+        placeholder=${none ? (field.hint ?? (field.optional ? "none" : "")) : shown(field, field.fallback)}
+        value=${value ?? ""}
+        onInput=${(event) => onInput(event.target.value)}
+      />
+      ${field.unit && html`<span class="unit">${field.unit}</span>`}
+    </div>
+  `;
 }
 
-function Check({ field, value, onInput, problem, common }) {
-  return html`<div class=${`field field-check ${problem ? "has-problem" : ""}`}>
-    <label><input ...${common} type="checkbox" checked=${value ?? Boolean(field.fallback)} onChange=${(event) => onInput(event.target.checked)} />
-      <span>${field.label}</span></label>
-    <${Notes} field=${field} id=${common.id} problem=${problem} />
-  </div>`;
-}
+const Select = ({ field, value, onInput, attributes }) => html`
+  <select ...${attributes} value=${value ?? shown(field, field.fallback)} onChange=${(event) => onInput(event.target.value)}>
+    ${field.choices.map((choice) => html`<option key=${choice} value=${String(choice)}>${String(choice)}</option>`)}
+  </select>
+`;
 
-function Notes({ field, id, problem }) {
-  return html`${field.help && html`<p class="field-help" id=${`${id}-help`}>${field.help}</p>`}
-    ${problem && html`<p class="field-problem" id=${`${id}-problem`}>${problem}</p>`}`;
-}
+const Check = ({ field, value, onInput, attributes }) => html`
+  <label>
+    <input
+      ...${attributes}
+      type="checkbox"
+      checked=${value ?? Boolean(field.fallback)}
+      onChange=${(event) => onInput(event.target.checked)}
+    />
+    <span>${field.label}</span>
+  </label>
+`;

@@ -124,7 +124,10 @@ export function jobParts(job) {
 
 /** A machine name as words: overhead_target -> Overhead target. */
 export function words(name) {
-  const text = String(name).replaceAll("_", " ").trim().replace(/\b(cpu|nccl|gpu|id)\b/g, (short) => short.toUpperCase());
+  const text = String(name)
+    .replaceAll("_", " ")
+    .trim()
+    .replace(/\b(cpu|nccl|gpu|id)\b/g, (short) => short.toUpperCase());
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 

@@ -6,11 +6,18 @@
 
 // Viridis at nine even steps: even in lightness, and safe for every kind of colour blindness.
 const STOPS = [
-  [68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50],
+  [68, 1, 84],
+  [71, 44, 122],
+  [59, 81, 139],
+  [44, 113, 142],
+  [33, 144, 141],
+  [39, 173, 129],
+  [92, 200, 99],
+  [170, 220, 50],
   [253, 231, 37],
 ];
 
-/** The colour of `share` (0 to 1). On a dark page more work is brighter, on a light one it is darker: it always stands out. */
+/** The colour of `share` (0 to 1). More work is brighter on a dark page and darker on a light one: it always stands out. */
 export function ramp(share, dark) {
   const clamped = Math.min(1, Math.max(0, share));
   const place = (dark ? 0.12 + clamped * 0.88 : 0.97 - clamped * 0.92) * (STOPS.length - 1);
@@ -34,8 +41,8 @@ export function rowHeight(ranks) {
 }
 
 /**
- * Where everything lies. `width` is the canvas in CSS pixels; `lead` the width of the newest column. `first` is the index
- * of the oldest round shown, `left` its edge: columns are flush right, so a new round pushes the old ones out to the left.
+ * Where everything lies. `width` is the canvas in CSS pixels; `lead` the width of the newest column. `first` is the
+ * index of the oldest round shown, `left` its edge: columns are flush right, and new rounds push old ones out.
  */
 export function layout({ width, ranks, rounds, lead = 52, gap = 1 }) {
   const room = Math.max(0, width - lead);
@@ -43,7 +50,11 @@ export function layout({ width, ranks, rounds, lead = 52, gap = 1 }) {
   const columns = Math.max(0, Math.min(rounds, 1 + Math.floor(room / cell)));
   const height = rowHeight(ranks);
   return {
-    cell, columns, gap, lead, width,
+    cell,
+    columns,
+    gap,
+    lead,
+    width,
     row: height,
     height: height * ranks,
     first: rounds - columns,
@@ -79,7 +90,7 @@ export function peak(rounds, first = 0) {
   return most;
 }
 
-/** What a cell shows: the batches given and really done, whether its rank was the anchor, and whether it was dead by then. */
+/** What a cell shows: batches given and really done, whether its rank was the anchor, whether it was dead by then. */
 export function cellOf(round, rank, diedAfter) {
   const planned = round.planned?.[rank] ?? null;
   const realized = round.realized?.[rank] ?? null;
@@ -114,3 +125,22 @@ export function describe(round, rank, label, cell) {
 
 /** Every how many rows there is room for a label. */
 export const spreadLabel = (ranks) => Math.ceil(14 / rowHeight(ranks));
+
+const STEPS = {
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+  Home: [0, -Infinity],
+  End: [0, Infinity],
+};
+
+/** The cell that a key leads to from `cursor` (none: from the newest of the first row), or null for another key. */
+export function moved(place, cursor, key) {
+  const rows = Math.round(place.height / place.row);
+  if (!(key in STEPS) || !place.columns || !rows) return null;
+  const from = cursor ?? { row: 0, column: place.columns };
+  const clamp = (value, most) => Math.min(most, Math.max(0, value));
+  const [down, right] = STEPS[key];
+  return { row: clamp(from.row + down, rows - 1), column: clamp(from.column + right, place.columns - 1) };
+}

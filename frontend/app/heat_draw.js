@@ -13,12 +13,26 @@ export function draw(canvas, { place, rounds, ranks, gone, most, dark, cursor })
   canvas.style.height = `${height}px`;
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
-  const paint = { text: colour("--text-3"), strong: colour("--text"), empty: colour("--inset"), line: colour("--bad"), family: getComputedStyle(document.body).fontFamily };
+  const paint = {
+    text: colour("--text-3"),
+    strong: colour("--text"),
+    empty: colour("--inset"),
+    line: colour("--bad"),
+    family: getComputedStyle(document.body).fontFamily,
+  };
   const hatch = hatched(pen, paint);
   ranks.forEach((rank, row) => {
     for (let column = 0; column < place.columns; column += 1) {
       const cell = cellOf(rounds[place.first + column], rank.rank, gone.get(rank.rank));
-      drawCell(pen, { rect: cellRect(place, row, column), cell, most, dark, hatch, paint, newest: column === place.columns - 1 });
+      drawCell(pen, {
+        rect: cellRect(place, row, column),
+        cell,
+        most,
+        dark,
+        hatch,
+        paint,
+        newest: column === place.columns - 1,
+      });
     }
   });
   drawFoot(pen, place, rounds, paint);

@@ -1,7 +1,7 @@
 /** Live views as signals: REST for what is past, the stream for what is now, one reducer for both. */
 import { Problem, get, pages, session } from "./api.js";
 import { computed, signal } from "./html.js";
-import { initial, isEnded, reduce } from "./store.js";
+import { EVENTS_KEPT, initial, isEnded, reduce } from "./store.js";
 import { Stream } from "./stream.js";
 
 const now = () => performance.now();
@@ -45,14 +45,22 @@ class Live {
 
   /** One top-level part of the view as a signal: who reads it renders only when that part changes. */
   of(key) {
-    if (!this.parts.has(key)) this.parts.set(key, computed(() => this.state.value.view?.[key]));
+    if (!this.parts.has(key))
+      this.parts.set(
+        key,
+        computed(() => this.state.value.view?.[key]),
+      );
     return this.parts.get(key);
   }
 
   /** Any other part of the state as a signal. */
   get(key) {
     const name = `state:${key}`;
-    if (!this.parts.has(name)) this.parts.set(name, computed(() => this.state.value[key]));
+    if (!this.parts.has(name))
+      this.parts.set(
+        name,
+        computed(() => this.state.value[key]),
+      );
     return this.parts.get(name);
   }
 
@@ -132,10 +140,8 @@ export class LiveRun extends Live {
 
   async load() {
     const base = `runs/${this.id}`;
-    for await (const events of pages(`${base}/events`, 0, { key: "id" })) {
-      if (this.closed) return;
-      this.dispatch({ type: "polled", now: now(), view: this.shown.latest.view, events, history: true });
-    }
+    const { items: events } = await get(`${base}/events?newest=true&limit=${EVENTS_KEPT}`);
+    this.dispatch({ type: "polled", now: now(), view: this.shown.latest.view, events, history: true });
     for await (const rows of pages(`${base}/rounds`, -1, { key: "round" })) {
       if (this.closed) return;
       this.dispatch({ type: "history", now: now(), rounds: rows });

@@ -88,6 +88,22 @@ export function columns(points, axis) {
   return out;
 }
 
+/** Rates over a whole run in batches and samples a second, less the first rounds, which only measure; null without any. */
+export function overall(points, skip = 3) {
+  const counted = points.filter((point) => point.last >= skip);
+  const seconds = counted.reduce((total, point) => total + point.seconds, 0);
+  if (!(seconds > 0)) return null;
+  const batches = counted.reduce((total, point) => total + point.batches, 0) / seconds;
+  const samples = counted.reduce((total, point) => total + point.samples, 0) / seconds;
+  const ideal = counted.reduce((total, point) => total + (point.ideal ?? 0) * point.seconds, 0) / seconds || null;
+  return {
+    batches_per_second: batches,
+    samples_per_second: samples,
+    ideal_batches_per_second: ideal,
+    efficiency: ideal && batches / ideal,
+  };
+}
+
 /** Exponential moving average with the start corrected for; `weight` 0 leaves the values alone. Nulls stay null. */
 export function smooth(values, weight) {
   let average = 0;

@@ -1,4 +1,5 @@
 /** Run: one page through a run's whole life, from the open window to the history. */
+import { Confirm } from "./acts.js";
 import { post } from "./api.js";
 import { Chip, Veil, seconds } from "./connection.js";
 import { clock, jobParts, plural, words } from "./format.js";
@@ -9,7 +10,8 @@ import { Outcome } from "./outcome.js";
 import { Staging } from "./staging.js";
 import { isEnded } from "./store.js";
 import { Training } from "./training.js";
-import { Confirm, Emulated, Notice, Phase, Time, say, toast } from "./ui.js";
+import { say, toast } from "./toasts.js";
+import { Emulated, Notice, Phase, Time } from "./ui.js";
 
 export function RunPage({ id }) {
   const live = useMemo(() => new LiveRun(id), [id]);
@@ -17,25 +19,33 @@ export function RunPage({ id }) {
   const phase = live.of("phase").value;
   const problem = live.problem.value;
   if (!phase) return problem ? html`<${Missing} id=${id} problem=${problem} />` : html`<${Loading} id=${id} />`;
-  const begun = phase === "training" || (isEnded(phase) && (live.of("started_at").value || live.get("points").value.length));
-  return html`<${Head} live=${live} phase=${phase} />
+  const trained = live.of("started_at").value || live.get("points").value.length;
+  const Body = phase === "training" || (isEnded(phase) && trained) ? Training : Staging;
+  return html`
+    <${Head} live=${live} phase=${phase} />
     <${Announcer} live=${live} phase=${phase} />
     <${Veil} live=${live}>
       <${Track} phase=${phase} />
       ${isEnded(phase) && html`<${Outcome} live=${live} phase=${phase} />`}
-      ${begun ? html`<${Training} live=${live} phase=${phase} />` : html`<${Staging} live=${live} phase=${phase} />`}
-    <//>`;
+      <${Body} live=${live} phase=${phase} />
+    <//>
+  `;
 }
 
 function Missing({ id, problem }) {
-  const unknown = problem.status === 404;
-  return html`<div class="page-head"><h1 tabindex="-1">Run ${id}</h1></div>
-    <${Notice} tone="bad" title=${unknown ? "There is no such run" : "The run could not be loaded"} live=${true}
-      action=${html`<a class="button" href="#/">All runs</a>`}>${problem.message}<//>`;
+  const title = problem.status === 404 ? "There is no such run" : "The run could not be loaded";
+  const all = html`<a class="button" href="#/">All runs</a>`;
+  return html`
+    <div class="page-head"><h1 tabindex="-1">Run ${id}</h1></div>
+    <${Notice} tone="bad" title=${title} live=${true} action=${all}>${problem.message}<//>
+  `;
 }
 
-const Loading = ({ id }) => html`<div class="page-head"><h1 tabindex="-1">Run ${id}</h1></div>
-  <div class="skeletons" aria-hidden="true"><i class="skeleton" /><i class="skeleton tall" /></div><p class="offscreen" role="status">Loading the run</p>`;
+const Loading = ({ id }) => html`
+  <div class="page-head"><h1 tabindex="-1">Run ${id}</h1></div>
+  <div class="skeletons" aria-hidden="true"><i class="skeleton" /><i class="skeleton tall" /></div>
+  <p class="offscreen" role="status">Loading the run</p>
+`;
 
 function Head({ live, phase }) {
   const name = live.of("name").value || `Run ${live.id}`;
@@ -43,22 +53,46 @@ function Head({ live, phase }) {
   useEffect(() => {
     document.title = `${name} · ${words(phase)} · Marchline`;
   }, [name, phase]);
-  return html`<div class="page-head run-head">
-    <nav aria-label="Breadcrumb" class="crumbs"><a href="#/">Runs</a><${Icon} name="chevron" size=${12} /><span aria-current="page">Run ${live.id}</span></nav>
-    <div class="run-title"><h1 tabindex="-1">${name}</h1><${Phase} phase=${phase} large=${true} />${live.of("emulated").value && html`<${Emulated} />`}<${Chip} live=${live} /></div>
-    <p class="facts"><span title=${job.where}><strong>${job.name}</strong> ${words(live.of("mode").value)}</span>
-      <span>created <${Time} iso=${live.of("created_at").value} /></span><${Elapsed} live=${live} phase=${phase} /></p>
-    <div class="run-actions"><${Acts} live=${live} phase=${phase} /></div>
-  </div>`;
+  return html`
+    <div class="page-head run-head">
+      <nav aria-label="Breadcrumb" class="crumbs">
+        <a href="#/">Runs</a><${Icon} name="chevron" size=${12} /><span aria-current="page">Run ${live.id}</span>
+      </nav>
+      <div class="run-title">
+        <h1 tabindex="-1">${name}</h1>
+        <${Phase} phase=${phase} large=${true} />
+        ${live.of("emulated").value && html`<${Emulated} />`}
+        <${Leaving} live=${live} phase=${phase} />
+        <${Chip} live=${live} />
+      </div>
+      <p class="facts">
+        <span title=${job.where}><strong>${job.name}</strong> ${words(live.of("mode").value)}</span>
+        <span>created <${Time} iso=${live.of("created_at").value} /></span>
+        <${Elapsed} live=${live} phase=${phase} />
+      </p>
+      <div class="run-actions"><${Acts} live=${live} phase=${phase} /></div>
+    </div>
+  `;
+}
+
+const ENDING = { scoring: "scoring the model", saving: "saving the model", leaving: "hosts are leaving", over: "ending" };
+
+/** The end that is under way, or asked for. */
+function Leaving({ live, phase }) {
+  const step = live.of("ending").value;
+  if (isEnded(phase) || !(step || live.of("stopped_by").value)) return null;
+  return html`
+    <span class="badge tone-warn"><${Icon} name="stop" size=${12} />${ENDING[step] ?? "stops after this window"}</span>
+  `;
 }
 
 /** Training time, ticking between frames while the run is live. */
 function Elapsed({ live, phase }) {
-  const trained = live.of("seconds").value;
+  const trained = live.of("seconds").value ?? 0;
   if (!trained && phase !== "training") return null;
-  const state = live.state.peek();
-  const drift = phase === "training" && live.get("status").value === "live" ? Math.max(0, seconds.value - state.viewAt) / 1000 : 0;
-  return html`<span>trained <span class="tabular">${clock((trained ?? 0) + Math.min(drift, 5))}</span></span>`;
+  const ticking = phase === "training" && live.get("status").value === "live";
+  const since = ticking ? Math.max(0, seconds.value - live.state.peek().viewAt) / 1000 : 0;
+  return html`<span>trained <span class="tabular">${clock(trained + Math.min(since, 5))}</span></span>`;
 }
 
 function Acts({ live, phase }) {
@@ -67,44 +101,79 @@ function Acts({ live, phase }) {
     await post(`runs/${live.id}/${verb}`);
     toast(said);
   };
-  const hosts = live.of("members").value?.length ?? 0;
+  const ending = live.of("stopped_by").value || live.of("ending").value;
   const training = phase === "training";
-  const nothing = hosts ? `${plural(hosts, "host")} will be sent away. Nothing has been trained yet, so nothing is lost.` : "The join window closes. Nothing has been trained yet, so nothing is lost.";
-  return html`${training && html`<${Confirm} label="Stop …" icon="stop" title="Stop after this window?" confirm="Stop the run" confirmKind="primary"
+  const effect = training ? ABORT_TRAINING : html`<p>${abortWords(live.of("members").value?.length ?? 0)}</p>`;
+  return html`
+    ${training &&
+    !ending &&
+    html`<${Confirm}
+      label="Stop …"
+      icon="stop"
+      title="Stop after this window?"
+      effect=${STOP}
+      confirm="Stop the run"
+      confirmKind="primary"
       act=${act("stop", "Stopping: the window in progress is finished and saved first.")}
-      effect=${html`<p>The cohort finishes the window that it is working on, averages it and saves a checkpoint. Then the run ends as done and its hosts are released.</p>
-        <p>Nothing that was computed is lost. A stopped run cannot be continued.</p>`} />`}
-    <${Confirm} label="Abort …" kind="danger-quiet" icon="cross" title=${training ? "Abort now?" : "Abort this run?"} confirm="Abort the run"
+    />`}
+    <${Confirm}
+      label="Abort …"
+      icon="cross"
+      kind="danger-quiet"
+      title=${training ? "Abort now?" : "Abort this run?"}
+      effect=${effect}
+      confirm="Abort the run"
       act=${act("abort", "Aborting the run.")}
-      effect=${training
-        ? html`<p>Every rank stops at once and the run ends as failed. <strong>The work since the last round is dropped</strong>, and no new checkpoint is written; earlier ones stay.</p><p>Use Stop to keep it.</p>`
-        : html`<p>${nothing}</p>`} />`;
+    />
+  `;
 }
 
-const STEPS = [["gather", "Hosts join"], ["forming", "World forms"], ["training", "Training"], ["end", "Done"]];
+const STOP = html`
+  <p>
+    The cohort finishes the window that it is working on, averages it and saves a checkpoint. Then the run ends as done and
+    its hosts are released.
+  </p>
+  <p>Nothing that was computed is lost. A stopped run cannot be continued.</p>
+`;
+
+const ABORT_TRAINING = html`
+  <p>
+    Every rank stops without another round and the run ends as failed.${" "}
+    <strong>The work since the last round is dropped.</strong>
+  </p>
+  <p>Use Stop to keep it.</p>
+`;
+
+const abortWords = (hosts) =>
+  `${hosts ? `${plural(hosts, "host")} will be sent away.` : "The join window closes."} Nothing has been trained yet, so nothing is lost.`;
+
+const STEPS = ["Hosts join", "World forms", "Training", "Done"];
 const AT = { waiting: 0, staging: 0, forming: 1 };
 
 /** What comes before training, as a line with four marks. */
 function Track({ phase }) {
-  if (isEnded(phase) || phase === "training") return null;
+  if (!(phase in AT)) return null;
   const at = AT[phase];
-  return html`<ol class="track" aria-label="Progress of the run">${STEPS.map(([key, label], i) => html`
-    <li key=${key} class=${i < at ? "past" : i === at ? "here" : ""} aria-current=${i === at ? "step" : undefined}>
-      <i aria-hidden="true">${i < at ? html`<${Icon} name="check" size=${12} />` : i + 1}</i>${label}</li>`)}</ol>`;
+  const step = (label, i) => html`
+    <li key=${label} class=${i < at ? "past" : i === at ? "here" : ""} aria-current=${i === at ? "step" : undefined}>
+      <i aria-hidden="true">${i < at ? html`<${Icon} name="check" size=${12} />` : i + 1}</i>${label}
+    </li>
+  `;
+  return html`<ol class="track" aria-label="Progress of the run">${STEPS.map(step)}</ol>`;
 }
 
 /** Speaks when the phase turns or somebody dies; never of ticking numbers. */
 function Announcer({ live, phase }) {
-  const was = useRef(null);
+  const before = useRef(phase);
   useEffect(() => {
-    if (was.current && was.current !== phase) say(`The run is now ${phase}.`);
-    was.current = phase;
+    if (before.current !== phase) say(`The run is now ${phase}.`);
+    before.current = phase;
   }, [phase]);
   const deaths = live.of("deaths").value ?? [];
   const known = useRef(deaths.length);
   useEffect(() => {
     for (const death of deaths.slice(known.current)) {
-      toast(`Rank ${death.rank} on ${death.host_name ?? `host ${death.host}`} died: ${death.reason}`, "bad");
+      toast(`Rank ${death.rank} on ${death.host_name || `host ${death.host}`} died: ${death.reason}`, "bad");
     }
     known.current = deaths.length;
   }, [deaths.length]);

@@ -27,10 +27,14 @@ export function splitOf(rounds, last) {
 
 /** The one sentence: who waits most and how much of all rank time is spent computing. */
 export function verdict(sums, percent) {
-  const all = [...sums.values()].reduce((a, s) => ({ compute: a.compute + s.compute, total: a.total + s.total }), { compute: 0, total: 0 });
+  const all = [...sums.values()].reduce((a, s) => ({ compute: a.compute + s.compute, total: a.total + s.total }), {
+    compute: 0,
+    total: 0,
+  });
   if (!all.total) return "";
   const [rank, most] = [...sums].reduce((a, b) => (b[1].wait / b[1].total > a[1].wait / a[1].total ? b : a));
   const share = most.wait / most.total;
-  const waiting = share < 0.02 ? "nobody waits for anybody to speak of" : `rank ${rank} waits most, ${percent(share)} of its time`;
+  const waiting =
+    share < 0.02 ? "nobody waits for anybody to speak of" : `rank ${rank} waits most, ${percent(share)} of its time`;
   return `${percent(all.compute / all.total)} of all rank time is compute; ${waiting}.`;
 }

@@ -208,6 +208,22 @@ def test_an_impossible_duration_counts_as_work_but_not_as_a_rate(bad):
     assert ledger.delivered(0) == (10.0, 1)
 
 
+def test_an_unmeasured_first_batch_is_no_fill():
+    ledger = ledger_of({0: [(math.nan, 0), (10, 0), (10, 0)]})
+
+    assert ledger.fill_excess_ms(0) == 0.0
+    assert ledger.delivered(0) == (20.0, 2)
+
+
+def test_samples_are_counted_with_the_batches():
+    ledger = WindowLedger([0])
+    assert (ledger.steps(0), ledger.samples(0)) == (0, 0)
+    ledger.record_batch(0, 1.0, 0.0, None, 32)
+    ledger.record_batch(0, 1.0, 0.0, None, 7)
+
+    assert (ledger.steps(0), ledger.samples(0)) == (2, 39)
+
+
 def test_a_dropped_rank_stays_dropped():
     ledger = ledger_of({0: [(10, 0)], 1: [(10, 0)]})
 

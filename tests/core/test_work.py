@@ -69,6 +69,8 @@ def test_a_rank_may_only_deliver_what_it_holds(offset, size):
 
     with pytest.raises(WorkError, match=r"rank 1 .* holds \[0, 8\)"):
         pool.deliver(1, offset, size)
+    with pytest.raises(WorkError, match=rf"reports samples \[{offset}, {offset + size}\) of epoch 0 as trained"):
+        pool.deliver(1, offset, size)
     pool.check()
 
 
@@ -93,6 +95,17 @@ def test_accept_takes_only_the_contributors():
     assert pool.uncovered() == [Range(0, 4), Range(8, 4)]
     assert pool.delivered_samples(0) == 4
     assert pool.accept([0, 1]) == {0: 4, 1: 0}
+
+
+def test_uncovered_lists_every_gap():
+    pool = EpochPool(0, 22, 4)
+    for rank in range(5):
+        piece = pool.take(1, rank)
+        pool.deliver(rank, piece.offset, piece.size)
+
+    pool.accept([1, 3])
+
+    assert pool.uncovered() == [Range(0, 4), Range(8, 4), Range(16, 6)]
 
 
 def test_rollback_rewinds_the_cursor():
@@ -158,6 +171,15 @@ def test_returned_ranges_are_split_and_go_first():
     pool.forfeit(0)
 
     assert [pool.take(3, 2) for _ in range(3)] == [Range(0, 12), Range(12, 4), Range(20, 12)]
+
+
+def test_the_rest_of_a_split_range_stays_in_front_of_the_next():
+    pool = EpochPool(0, 40, 4)
+    for rank in (0, 1, 0, 1):
+        pool.take(2, rank)
+    pool.forfeit(0)
+
+    assert [pool.take(1, 2) for _ in range(4)] == [Range(0, 4), Range(4, 4), Range(16, 4), Range(20, 4)]
 
 
 def test_a_returned_partial_tail_stays_the_only_partial_batch():

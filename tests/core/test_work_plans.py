@@ -42,6 +42,14 @@ def test_the_final_window_by_the_examples(remaining, alive, plan):
     assert final_window_plan(remaining, COUNTS, alive) == expected
 
 
+def test_a_window_that_fits_exactly_is_the_counts_even_with_a_lone_batch_in_them():
+    assert final_window_plan(6, {0: 5, 1: 1}, {0, 1}) == {0: 5, 1: 1}
+
+
+def test_a_rank_without_a_count_is_not_padded():
+    assert final_window_plan(6, {0: 5, 1: 0}, {0, 1}) == {0: 6, 1: 0}
+
+
 def test_the_fastest_of_equals_is_the_lowest_rank_and_is_not_padded():
     assert final_window_plan(32, {0: 10, 1: 10, 2: 10}, {0, 1, 2}) == {0: 10, 1: 11, 2: 11}
 
@@ -70,6 +78,7 @@ def test_a_final_plan_uses_up_the_epoch_and_leaves_no_lone_batch(counts, remaini
         ([5, 5, 5], 2, [1, 1, 1]),  # the floor of one wins
         ([5, 5, 5], 15, [5, 5, 5]),
         ([5, 5, 5], 99, [5, 5, 5]),
+        ([100, 1], 50, [49, 1]),
         ([100, 1, 1, 1], 5, [2, 1, 1, 1]),  # the floors are paid for by the largest
     ],
 )
@@ -141,10 +150,15 @@ def test_an_empty_pool_plans_nothing():
         pytest.param(200, 1, {0, 1, 2}, None, 30, 0, id="never negative"),
         pytest.param(200, 1, {0, 2}, None, 0, 0, id="the dead get nothing"),
         pytest.param(200, 9, {0, 1, 2, 9}, None, 0, 0, id="a rank without a count"),
+        pytest.param(200, 2, {0, 1, 2}, {0: 40}, 0, 0, id="a rank without a slot"),
     ],
 )
 def test_the_next_chunk(batches, rank, alive, plan, taken, chunk):
     assert chunk_batches(pool_with(batches), rank, COUNTS, alive, plan, taken) == chunk
+
+
+def test_a_window_begins_with_nothing_taken():
+    assert chunk_batches(pool_with(200), 2, COUNTS, {0, 1, 2}, None) == 15
 
 
 def test_rule_0_without_a_pool_there_is_no_chunk():

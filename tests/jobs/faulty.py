@@ -1,4 +1,4 @@
-"""One rank goes wrong at one of its batches, in a chosen way; elsewhere an odometer (cases F01, F05)."""
+"""A rank goes wrong at one of its batches, in a chosen way; the others are odometers (cases F01, F05)."""
 
 import ctypes
 import os
@@ -17,8 +17,8 @@ class Faulty(Job):
     @dataclass
     class Params:
         samples: int = 64
-        kind: str = "raise"  # raise, exit0, exit3, hard_exit, hang, hold, kill, segfault
-        rank: int = 1
+        kind: str = "raise"  # raise, exit0, exit3, hard_exit, hang, hold, kill, segfault; several by rank: "raise kill"
+        rank: int = 1  # the rank that fails; -1 for all
         at: int = 7  # batch on that rank, from 0
 
     def __init__(self, params):
@@ -35,27 +35,33 @@ class Faulty(Job):
         return range(self.params.samples)
 
     def training_step(self, model, batch):
-        if os.environ.get("RANK") == str(self.params.rank) and self.batches == self.params.at:
-            self.fail()
+        rank = int(os.environ.get("RANK", "-2"))
+        if self.params.rank in (rank, -1) and self.batches == self.params.at:
+            kinds = self.params.kind.split()
+            fail(kinds[rank % len(kinds)])
         self.batches += 1
         return -model.weight.sum()
 
-    def fail(self):
-        match self.params.kind:
-            case "raise":
-                raise ValueError("grün ist kaputt ☃")
-            case "exit0":
-                sys.exit(0)
-            case "exit3":
-                sys.exit(3)
-            case "hard_exit":
-                os._exit(1)
-            case "hang":
-                while True:
-                    time.sleep(3600)
-            case "hold":
-                ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: no other thread of this process runs
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "segfault":
-                ctypes.string_at(0)
+
+def fail(kind):
+    """End this process, or never return."""
+    match kind:
+        case "raise":
+            raise ValueError("grün ist kaputt ☃")
+        case "exit0":
+            sys.exit(0)
+        case "exit3":
+            sys.exit(3)
+        case "hard_exit":
+            os._exit(1)
+        case "hang":
+            while True:
+                time.sleep(3600)
+        case "hold":
+            ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: no other thread of this process runs
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case _:
+            raise KeyError(kind)

@@ -11,6 +11,19 @@ from backend.core.vocabulary import Effect, End, Event
 Answer = Callable[[Event, float], list[Effect]]
 
 
+async def turns(count: int) -> None:
+    """Let every other task take this many turns."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def moment(seconds: float) -> None:
+    """Let real time pass, where that is what is tested."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    await over.wait()
+
+
 class ScriptedCore:
     """Remembers every event; ``answer`` says what it does about one."""
 

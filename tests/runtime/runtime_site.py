@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import websockets
-from runtime_scripted import ScriptedCore
+from runtime_scripted import ScriptedCore, moment
 from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
@@ -45,7 +45,7 @@ from wire.session import Channel, ChunkHeader, ChunkReceived, Established, Recei
 M = TypeVar("M", bound=Message)
 
 PATIENCE = 10.0
-JOB = '''
+JOB = """
 class Job:
     pass
 
@@ -55,7 +55,7 @@ class Toy(Job):
     def build_optimizer(self, model): ...
     def train_dataset(self): ...
     def training_step(self, model, batch): ...
-'''
+"""
 LAYOUT = [
     TensorSpec("w", "params", "float32", [2, 3], 0),
     TensorSpec("mean", "buffers", "float32", [2], 6),
@@ -70,9 +70,7 @@ class LateStore(Store):
     hold: str = ""
     """rows of this table are held back"""
 
-    def write(
-        self, run_id: int, table: str, row: Mapping[str, Any], durable: bool = False
-    ) -> Future[dict[str, Any]]:
+    def write(self, run_id: int, table: str, row: Mapping[str, Any], durable: bool = False) -> Future[dict[str, Any]]:
         real = super().write(run_id, table, row, durable)
         if table != self.hold:
             return real
@@ -201,7 +199,11 @@ def _app(controller: Controller) -> Starlette:
         await controller.data_socket(socket)
 
     return Starlette(
-        routes=[WebSocketRoute("/ws/join", join), WebSocketRoute("/ws/control", control), WebSocketRoute("/ws/data", data)]
+        routes=[
+            WebSocketRoute("/ws/join", join),
+            WebSocketRoute("/ws/control", control),
+            WebSocketRoute("/ws/data", data),
+        ]
     )
 
 
@@ -210,7 +212,7 @@ async def eventually(condition: Callable[[], Any], what: str, seconds: float = P
     try:
         async with asyncio.timeout(seconds):
             while not condition():
-                await asyncio.sleep(0.005)
+                await moment(0.005)
     except TimeoutError:
         raise AssertionError(f"waited {seconds:g} s for {what}") from None
 
@@ -286,10 +288,10 @@ class Link:
                 self._incoming.append(event)
 
 
-def hello(name: str, ranks: int = 1, run: int | None = None) -> Hello:
+def hello(name: str, ranks: int = 1, run: int | None = None, emulate: float | None = None) -> Hello:
     """A host with that many CPU devices."""
     versions = Versions(marchline="0.1.0", wire=WIRE_VERSION, python="3.11", torch="2.13")
-    return Hello(name, [Device(f"cpu:{n}", "cpu", "test", 1 << 30) for n in range(ranks)], versions, run)
+    return Hello(name, [Device(f"cpu:{n}", "cpu", "test", 1 << 30) for n in range(ranks)], versions, run, emulate)
 
 
 class ScriptedHost:
@@ -298,21 +300,20 @@ class ScriptedHost:
     def __init__(self, where: Site, name: str) -> None:
         self.site = where
         self.name = name
+        self.emulate: float | None = None
         self.join: Link
         self.control: Link
         self.data: Link
         self.accept: Accept
 
-    async def dial(self, secret: bytes | None = None, run_id: int = 0) -> Link:
-        self.join = await Link.dial(
-            self.site.url(Channel.JOIN), Channel.JOIN, self.site.join_secret if secret is None else secret, run_id
-        )
+    async def dial(self) -> Link:
+        self.join = await Link.dial(self.site.url(Channel.JOIN), Channel.JOIN, self.site.join_secret)
         return self.join
 
-    async def offered(self, ranks: int = 1, run: int | None = None, secret: bytes | None = None) -> JobOffer:
+    async def offered(self, ranks: int = 1, run: int | None = None) -> JobOffer:
         """Dial, offer devices, be offered the job."""
-        await self.dial(secret)
-        await self.join.say(hello(self.name, ranks, run))
+        await self.dial()
+        await self.join.say(hello(self.name, ranks, run, self.emulate))
         return await self.join.hear(JobOffer)
 
     async def report(self, offer: JobOffer, size: int = 8) -> None:
@@ -327,9 +328,9 @@ class ScriptedHost:
             )
         )
 
-    async def admitted(self, ranks: int = 1, run: int | None = None, size: int = 8, secret: bytes | None = None) -> Accept:
+    async def admitted(self, ranks: int = 1, run: int | None = None, size: int = 8) -> Accept:
         """Dial, offer devices, look at the job, be accepted."""
-        await self.report(await self.offered(ranks, run, secret), size)
+        await self.report(await self.offered(ranks, run), size)
         self.accept = await self.join.hear(Accept)
         return self.accept
 

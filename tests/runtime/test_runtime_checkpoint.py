@@ -185,7 +185,11 @@ LOCAL = {"section": "local", "dtype": "int64", "offset": -1}
         (spec(**LOCAL), {"w": torch.zeros(2)}, "w is F32"),
         (spec(**LOCAL), {"x": torch.zeros(2, dtype=torch.int64)}, "doesn't have: x"),
         (spec(**LOCAL), {"w": torch.zeros(2, dtype=torch.int64), "../../etc/passwd": torch.zeros(1)}, "passwd"),
-        (spec(**LOCAL) + spec(name="v", **LOCAL), {"w": torch.zeros(2, dtype=torch.int64)}, "left out local tensors: v"),
+        (
+            spec(**LOCAL) + spec(name="v", **LOCAL),
+            {"w": torch.zeros(2, dtype=torch.int64)},
+            "left out local tensors: v",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused_by_name_and_leaves_nothing(

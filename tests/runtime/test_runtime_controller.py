@@ -27,10 +27,11 @@ from backend.core.vocabulary import Effect, End, Event, HostSaid, Operator, Reco
 from backend.runtime.controller import Controller
 from backend.runtime.errors import CommandRefused, UnknownRun
 from backend.runtime.feed import Feed
+from backend.runtime.limits import Limits
 from backend.runtime.settings import Settings
 from backend.runtime.view import history_view
 from backend.store import Store, StoreError
-from wire.messages import Accept, HostHeartbeat, RunEnded, WorldFormed
+from wire.messages import Accept, HostHeartbeat, JobOffer, Reject, RunEnded, WorldFormed
 from wire.session import Channel
 
 
@@ -119,6 +120,43 @@ async def test_a_live_view_and_its_history_have_one_shape_and_are_json(tmp_path:
     assert (page["type"], page["view"]["phase"]) == ("snapshot", "failed")
     assert [event["id"] for event in page["events"]] == sorted(event["id"] for event in page["events"])
     assert "run_failed" in {event["kind"] for event in page["events"]}
+
+
+async def test_an_emulated_run_never_passes_for_a_real_one(tmp_path: Path) -> None:
+    async with site(tmp_path) as where:
+        run_id = await where.controller.create_run(config())
+        host = ScriptedHost(where, "throttled")
+        host.emulate = 40.0
+        await host.admitted(ranks=2)
+        live = where.controller.live_view(run_id)
+        await where.controller.command(run_id, "start")
+        await host.join.hear(WorldFormed)
+        row = await where.row(run_id)
+        await where.controller.command(run_id, "abort")
+        await where.until_over(run_id)
+        past = await asyncio.to_thread(history_view, where.controller.store.queries, run_id)
+        (listed,) = await asyncio.to_thread(where.controller.store.queries.list_runs)
+    assert live is not None
+    assert past is not None
+    assert (live["emulated"], row["emulated"], past["emulated"], listed["emulated"]) == (True, True, True, True)
+    assert [rank["emulated_ms"] for rank in past["ranks"]] == [40.0, 40.0]
+
+
+async def test_a_run_that_is_over_takes_no_host_any_more(tmp_path: Path) -> None:
+    """While its last links are flushed, a run is still known: a host that asks for it by number is sent away."""
+    bulk = SendHost(0, JobOffer(1, "toy.py:Toy", {"text": "x" * 60_000}, ""))
+    core = answering(*[bulk] * 400, End("done", "test"))
+    async with site(tmp_path, core=lambda: core, limits=Limits(close_seconds=3.0, send_stall_seconds=1.0)) as where:
+        run_id = await where.controller.create_run(config())
+        deaf = await joined(where, core)
+        deaf.socket.transport.pause_reading()
+        await where.controller.command(run_id, "start")
+        assert where.controller.live_run_ids() == [run_id], "its last link is being flushed"
+        late = await Link.dial(where.url(Channel.JOIN), Channel.JOIN, where.join_secret)
+        await late.say(hello("late", run=run_id))
+        assert (await late.hear(Reject)).code == "unknown_run"
+        assert (await late.closed())[0] == 4403
+        deaf.socket.transport.abort()
 
 
 async def test_the_time_scale_stretches_a_new_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from runtime_scripted import ScriptedCore
+from runtime_scripted import ScriptedCore, turns
 
 from backend.core.vocabulary import Effect, End, Event, LinkLost, Operator, Record, Refused, SendHost, Tick
 from backend.runtime.driver import MAX_EVENTS_BEFORE_TICK, Driver
@@ -82,7 +82,7 @@ async def test_events_are_handled_in_order_and_effects_performed_in_order() -> N
         for number in (1, 2, 3):
             driver.post(lost(number))
         await core.until(lambda events: len(events) == 3)
-        await asyncio.sleep(0)
+        await turns(1)
     assert core.events == [lost(1), lost(2), lost(3)]
     assert [item.link for item in stage.performed if isinstance(item, SendHost)] == [1, 101, 2, 102, 3, 103]
     assert driver.events_handled == 3
@@ -231,8 +231,7 @@ async def test_a_peer_waits_while_the_inbox_is_full_and_the_core_goes_on() -> No
     async with driving(core, stage, inbox=3) as (driver, _):
         peer = asyncio.create_task(_feed(driver, 20))
         await asyncio.wait_for(stage.waiting.wait(), 5)
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await turns(50)
         assert driver.waiting == 3
         driver.post(lost(99))
         assert driver.waiting == 4, "what is not from a peer never waits"
@@ -267,14 +266,13 @@ async def test_a_driver_that_was_late_says_so_and_hears_its_hosts_before_it_judg
         async with driving(core, stage, clock=clock, heartbeat=0.1) as (driver, _):
             driver.post(lost(0))
             await core.until(lambda events: len(events) == 1)
-            await asyncio.sleep(0)
+            await turns(1)
             clock.now += 40.0  # a freeze: the deadline has passed meanwhile
             driver.post(lost(1))
             await core.until(lambda events: len(events) == 2)
             assert driver.lag.count == 1
             assert driver.lag.last_seconds == pytest.approx(40.0, abs=0.2)
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await turns(20)
             assert Tick() not in core.events, "the hosts get a moment to be heard"
             for number in (2, 3):
                 clock.now += 0.06

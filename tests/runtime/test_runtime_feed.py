@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from runtime_scripted import turns
 
 from backend.runtime import feed as feed_module
 from backend.runtime.errors import UnknownRun
@@ -122,7 +123,7 @@ async def test_the_view_is_computed_once_for_all_and_not_at_all_for_nobody() -> 
         it.feed.open(1, it.current)
         for _ in range(5):
             it.feed.touch(1)
-            await asyncio.sleep(0)
+            await turns(1)
         assert it.asked == 0
         readers = [it.feed.subscribe(1) for _ in range(10)]
         for frames in readers:
@@ -166,7 +167,13 @@ def test_a_reader_that_would_lose_rows_gets_a_fresh_snapshot() -> None:
         assert (frame["type"], frame["seq"], frame["view"]) == ("snapshot", 2, {"a": "newest"})
         assert [row["round"] for row in frame["rounds"]] == list(range(5, MAX_ROUNDS + 5))
         reader.offer({"a": 1}, [], [{"id": 1}])
-        assert await reader.next() == {"type": "delta", "seq": 3, "patch": {"a": 1}, "rounds": [], "events": [{"id": 1}]}
+        assert await reader.next() == {
+            "type": "delta",
+            "seq": 3,
+            "patch": {"a": 1},
+            "rounds": [],
+            "events": [{"id": 1}],
+        }
 
     asyncio.run(story())
 
@@ -177,7 +184,7 @@ async def test_rows_reach_the_page_of_a_run_that_nobody_watches_and_only_the_new
         for number in range(MAX_EVENTS + 10):
             it.feed.add_row(1, "events", {"id": number})
             it.feed.add_row(1, "deaths", {"id": number})
-        await asyncio.sleep(0)
+        await turns(1)
         frame = await next_of(it.feed.subscribe(1), "snapshot")
         assert [row["id"] for row in frame["events"]] == list(range(10, MAX_EVENTS + 10))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.runtime.limits import Gate, Limits, Slot, source_of
+from backend.runtime.limits import Gate, Limits, Slot, is_nearby, source_of
 
 LIMITS = Limits(strangers=4, strangers_per_source=2, free_failures=2, delay_seconds=0.5, delay_cap_seconds=3.0)
 
@@ -22,6 +22,29 @@ LIMITS = Limits(strangers=4, strangers_per_source=2, free_failures=2, delay_seco
 )
 def test_a_source_is_an_address_or_a_site(address: str, source: str) -> None:
     assert source_of(address) == source
+
+
+@pytest.mark.parametrize(
+    ("address", "nearby"),
+    [
+        ("127.0.0.1", True),
+        ("10.1.2.3", True),
+        ("192.168.7.7", True),
+        ("172.16.0.1", True),
+        ("169.254.1.1", True),
+        ("100.64.0.9", True),
+        ("::1", True),
+        ("fe80::1", True),
+        ("fd00::5", True),
+        ("::ffff:192.168.1.1", True),
+        ("8.8.8.8", False),
+        ("2a00:1450::1", False),
+        ("::ffff:8.8.8.8", False),
+        ("testclient", True),
+    ],
+)
+def test_an_address_of_a_public_network_is_known_as_one(address: str, nearby: bool) -> None:
+    assert is_nearby(address) is nearby
 
 
 def test_delays_begin_after_the_free_failures_double_and_are_capped() -> None:

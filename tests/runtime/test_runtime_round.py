@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
+from runtime_scripted import moment
 from runtime_site import ScriptedHost, config, eventually, site
 
 from wire.messages import (
     BatchDone,
     ChunkDone,
-    Evaluate,
     EvalResult,
+    Evaluate,
     Exiting,
     HostHeartbeat,
     LocalState,
@@ -87,11 +88,7 @@ class Rank:
         await self.host.control.say(ChunkDone(chunk.epoch, chunk.offset, chunk.size), self.rank)
 
     async def _contribute(self, request: RequestParams) -> None:
-        if request.initial:
-            steps = 1 if self.rank == 0 else 0
-        else:
-            steps = self.since_sync
-        self.mass = float(steps)
+        steps = int(self.rank == 0) if request.initial else self.since_sync
         await self.host.contribute(request, {self.rank: steps}, self.params * np.float32(steps), BUFFERS)
         self.since_sync = 0
 
@@ -105,7 +102,7 @@ class Rank:
 async def beat(host: ScriptedHost, rank: int) -> None:
     while True:
         await host.join.say(HostHeartbeat([RankProgress(rank, "working", 1, 0.1, 1 << 20)]))
-        await asyncio.sleep(0.2)
+        await moment(0.2)
 
 
 async def formed(host: ScriptedHost) -> Rank:

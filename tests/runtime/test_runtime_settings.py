@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backend.core.config import RunConfig
-from backend.main import base_url, settings_from
+from backend.main import base_url, is_exposed, settings_from
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import Limits
 from backend.runtime.settings import Settings
@@ -75,3 +75,11 @@ def test_the_scale_stretches_waits_and_leaves_the_beat() -> None:
 )
 def test_the_address_for_a_browser_on_this_machine(host: str, url: str) -> None:
     assert base_url(Settings(host=host, port=9)) == url
+
+
+@pytest.mark.parametrize(
+    ("host", "exposed"),
+    [("127.0.0.1", False), ("127.1.2.3", False), ("localhost", False), ("::1", False), ("0.0.0.0", True), ("::", True)],
+)
+def test_what_other_machines_can_reach_is_known(host: str, exposed: bool) -> None:
+    assert is_exposed(host) is exposed

@@ -77,13 +77,13 @@ def test_only_a_writers_transaction_takes_the_lock_at_its_begin(
     store: Store, database: Path, role: Role, shuts_others_out: bool
 ) -> None:
     engine = make_engine(sqlite_url(database), role)
-    with engine.connect() as connection, closing(sqlite3.connect(database, timeout=0, isolation_level=None)) as other:
-        with connection.begin():
-            if shuts_others_out:
-                with pytest.raises(sqlite3.OperationalError, match="locked"):
-                    other.execute("BEGIN IMMEDIATE")
-            else:
+    other = sqlite3.connect(database, timeout=0, isolation_level=None)
+    with closing(other), engine.begin():
+        if shuts_others_out:
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
                 other.execute("BEGIN IMMEDIATE")
+        else:
+            other.execute("BEGIN IMMEDIATE")
     engine.dispose()
 
 

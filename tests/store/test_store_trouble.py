@@ -34,23 +34,28 @@ class Alarm:
         (self.began if error else self.ended).set()
 
 
+class Limits(list[str]):
+    """Pragmas for every connection that is opened while they are in the list; and how many those were."""
+
+    connections = 0
+
+    def on_connect(self, connection: sqlite3.Connection, _record: Any) -> None:
+        self.connections += bool(self)
+        for pragma in self:
+            connection.execute(f"PRAGMA {pragma}").close()
+
+
 @pytest.fixture
 def alarm() -> Alarm:
     return Alarm()
 
 
 @pytest.fixture
-def limits() -> Iterator[list[str]]:
-    """Pragmas for every connection that is opened while they are in the list."""
-    pragmas: list[str] = []
-
-    def on_connect(connection: sqlite3.Connection, _record: Any) -> None:
-        for pragma in pragmas:
-            connection.execute(f"PRAGMA {pragma}").close()
-
-    event.listen(Engine, "connect", on_connect)
-    yield pragmas
-    event.remove(Engine, "connect", on_connect)
+def limits() -> Iterator[Limits]:
+    limits = Limits()
+    event.listen(Engine, "connect", limits.on_connect)
+    yield limits
+    event.remove(Engine, "connect", limits.on_connect)
 
 
 def error_of(store: Store, run: int, **row: Any) -> StoreError:
@@ -105,6 +110,16 @@ def test_beyond_patience_a_durable_row_fails_but_is_kept(
     assert alarm.codes == ["database_locked", ""]
 
 
+def test_a_broken_database_is_not_hammered(open_store: Callable[..., Store], limits: Limits) -> None:
+    store = open_store(patience_seconds=0.0, batch_seconds=3600.0, group_rows=2)
+    limits.append("query_only=ON")
+    for _ in range(10):
+        store.write(1, "events", EVENT)
+    for tries in range(1, 31):  # one for each durable row; what waits behind it is tried again a batch later
+        assert error_of(store, 1).code == "database_read_only"
+        assert limits.connections == tries
+
+
 def test_rows_behind_a_large_backlog_do_not_wait_for_it(open_store: Callable[..., Store], look: Look) -> None:
     store = open_store(patience_seconds=0.0, batch_seconds=3600.0, group_rows=2)
     run = store.create_run(RUN)
@@ -148,7 +163,7 @@ def test_a_close_under_lock_is_bounded_and_says_what_is_lost(
 
 
 def test_a_full_disk_fails_nobody_for_ever(
-    open_store: Callable[..., Store], alarm: Alarm, limits: list[str], look: Look
+    open_store: Callable[..., Store], alarm: Alarm, limits: Limits, look: Look
 ) -> None:
     store = open_store(on_trouble=alarm, patience_seconds=0.0, batch_seconds=0.02)
     [(pages,)] = look("pragma page_count")
@@ -167,7 +182,7 @@ def test_a_full_disk_fails_nobody_for_ever(
     assert look("pragma integrity_check") == [("ok",)]
 
 
-def test_a_database_that_turns_read_only(open_store: Callable[..., Store], alarm: Alarm, limits: list[str]) -> None:
+def test_a_database_that_turns_read_only(open_store: Callable[..., Store], alarm: Alarm, limits: Limits) -> None:
     store = open_store(on_trouble=alarm, patience_seconds=60.0, batch_seconds=0.02)
     limits.append("query_only=ON")
     with pytest.raises(StoreError) as refusal:  # at once: waiting makes nothing writable

@@ -132,12 +132,11 @@ class Controller:
     def commit(self, finished: RoundFinished) -> None:
         self.send_relays(RoundCommitted(finished.round, finished.attempt, finished.realized, finished.buffers_realized))
 
-    async def end_run(self) -> None:
-        """Close every link with the code that says so, the data links first, once all is written."""
-        for channel in (Channel.DATA, Channel.CONTROL):
-            for host in self.hosts:
-                await self.doors[channel, host].outbox.join()
-                await self.doors[channel, host].websocket.close(CloseCode.GONE, "done")
+    async def end(self, channel: Channel) -> None:
+        """Close these links as a run that is over does, once all is written."""
+        for host in self.hosts:
+            await self.doors[channel, host].outbox.join()
+            await self.doors[channel, host].websocket.close(CloseCode.GONE, "done")
 
     async def _accept(self, websocket: ServerConnection) -> None:
         assert websocket.request is not None

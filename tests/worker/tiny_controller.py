@@ -18,9 +18,11 @@ from wire.messages import (
     Accept,
     BatchDone,
     ControllerHeartbeat,
+    Hello,
     HostHeartbeat,
     JobOffer,
     Message,
+    ProbeReport,
     RankAssignment,
     RelayHello,
     RelayWelcome,
@@ -44,6 +46,7 @@ class Guest:
         self.socket = socket
         self.session = session
         self.inbox: asyncio.Queue[tuple[int, Message | None]] = asyncio.Queue()
+        self.known = False
 
     async def send(self, *messages: Message, rank: int = NO_RANK) -> None:
         for message in messages:
@@ -51,13 +54,13 @@ class Guest:
 
     async def expect(self, kind: type[M], *, rank: int | None = None) -> M:
         """The next message of this kind; heartbeats and batches on the way are passed over, anything else fails."""
-        passed = [other for other in (HostHeartbeat, BatchDone) if other is not kind]
+        passed = tuple(other for other in (HostHeartbeat, BatchDone) if other is not kind)
         while True:
             async with asyncio.timeout(PATIENCE):
                 speaker, message = await self.inbox.get()
             if isinstance(message, kind) and rank in (None, speaker):
                 return message
-            assert isinstance(message, tuple(passed)) or isinstance(message, kind), f"wanted {kind.__name__}, got {message}"
+            assert isinstance(message, (*passed, kind)), f"wanted {kind.__name__}, got {message}"
 
     async def ended(self) -> None:
         """Wait until the other side is gone."""
@@ -70,7 +73,7 @@ class Guest:
 
 
 class TinyController:
-    """Serves /ws/join, /ws/control and /ws/data, with or without a path prefix. Guests wait in ``joins`` and ``relays``."""
+    """Serves /ws/join, /ws/control and /ws/data below any path. Guests wait in ``joins`` and ``relays``."""
 
     def __init__(self, token: str = "secret", *, beats: bool = True) -> None:
         self.secret = join_secret(token) if token else OPEN_SECRET
@@ -94,10 +97,8 @@ class TinyController:
         async with asyncio.timeout(PATIENCE):
             return await self.relays.get()
 
-    async def admit(self, guest: Guest, job: str, params: dict, *, ranks: int = 1, timeout: float = 30.0) -> None:
+    async def admit(self, guest: Guest, job: str, params: dict, *, ranks: int = 1, silence: float = 30.0) -> None:
         """Offer a job, take the report, accept."""
-        from wire.messages import Hello, ProbeReport
-
         await guest.expect(Hello)
         await guest.send(JobOffer(run_id=RUN, job=job, params=params, job_hash=""))
         report = await guest.expect(ProbeReport)
@@ -110,7 +111,7 @@ class TinyController:
                 run_salt=SALT,
                 formation_wait_seconds=60.0,
                 heartbeat_seconds=0.2,
-                heartbeat_timeout_seconds=timeout,
+                heartbeat_timeout_seconds=silence,
             )
         )
 
@@ -151,8 +152,8 @@ class TinyController:
             if guest.session.channel is Channel.CONTROL:
                 self.relays.put_nowait(guest)
             return
-        if guest.inbox.empty() and guest.session.channel is Channel.JOIN and not hasattr(guest, "known"):
-            guest.known = True  # type: ignore[attr-defined]
+        if guest.session.channel is Channel.JOIN and not guest.known:
+            guest.known = True
             self.joins.put_nowait(guest)
         guest.inbox.put_nowait((event.rank, event.message))
 
@@ -169,9 +170,11 @@ class TinyController:
 
 
 @asynccontextmanager
-async def tiny_controller(token: str = "secret", *, beats: bool = True) -> AsyncIterator[TinyController]:
-    """A controller on a free port."""
+async def tiny_controller(token: str = "secret", *, beats: bool = True, port: int = 0) -> AsyncIterator[TinyController]:
+    """A controller, on a free port unless one is given."""
     controller = TinyController(token, beats=beats)
-    async with serve(controller._serve, "127.0.0.1", 0, compression=None, max_size=2 << 20, ping_interval=None) as server:
+    async with serve(
+        controller._serve, "127.0.0.1", 0, compression=None, max_size=2 << 20, ping_interval=None
+    ) as server:
         controller._server = server
         yield controller

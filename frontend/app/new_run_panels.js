@@ -1,0 +1,180 @@
+/** The parts of the new run form. They show and report; `new_run.js` holds the values. */
+import { jobParts, plural, span } from "./format.js";
+import { Field } from "./field.js";
+import { html, useState } from "./html.js";
+import { Icon } from "./icons.js";
+import { ADVANCED, MODES, START_MODES, TRAINING, WINDOW, promise } from "./run_fields.js";
+import { parse } from "./schema.js";
+import { Notice, Panel } from "./ui.js";
+
+const JOB = { name: "job", label: "Job", kind: "string", help: "path/file.py:Name, below the controller's job directory" };
+const NAME = { name: "name", label: "Name", kind: "string", hint: "two words", help: "Empty: chosen for you" };
+
+export function JobPanel({ form, change, problems, jobs: { list, problem }, schema }) {
+  const [byName, setByName] = useState(false);
+  const pick = (job) => change({ job, params: {} });
+  const items = list?.items ?? [];
+  const typed = byName || (list && !items.length);
+  const card = (item) => ({ key: item.job, title: jobParts(item.job).name, place: jobParts(item.job).where, text: item.doc });
+  return html`
+    <${Panel} title="Job">
+      ${problem && html`<${Notice} tone="bad" title="The jobs could not be listed">${problem.message}<//>`}
+      ${typed
+        ? html`<${Field} field=${JOB} value=${form.job} onInput=${pick} problem=${problems.job} />`
+        : html`<${Cards} legend="Job" options=${items.map(card)} value=${form.job} onPick=${pick} problem=${problems.job} />`}
+      <div class="under">
+        ${items.length > 0 &&
+        html`<button type="button" class="link" onClick=${() => setByName(!byName)}>
+          ${byName ? "Choose from the list" : "Name another job"}
+        </button>`}
+        <${Broken} broken=${list?.broken ?? []} />
+      </div>
+      <h3 class="sub-title">Parameters</h3>
+      <${Params} form=${form} change=${change} problems=${problems} schema=${schema} />
+    <//>
+  `;
+}
+
+function Broken({ broken }) {
+  if (!broken.length) return null;
+  const what = broken.length === 1 ? "1 file looks like a job and cannot be used" : `${broken.length} files look like jobs and cannot be used`;
+  return html`
+    <details class="broken">
+      <summary>${what}</summary>
+      <ul>${broken.map(({ job, text }) => html`<li key=${job}><code>${job}</code> ${text}</li>`)}</ul>
+    </details>
+  `;
+}
+
+function Params({ form, change, problems, schema }) {
+  if (schema.problem) {
+    return html`<${Notice} tone="bad" title="This job cannot be used as it is">${schema.problem.message}<//>`;
+  }
+  if (!schema.fields.length) {
+    return html`<p class="muted">${schema.loading ? "Reading the job …" : "This job has no parameters."}</p>`;
+  }
+  const set = (name) => (value) => change({ params: { ...form.params, [name]: value } });
+  return html`<${Fields} fields=${schema.fields} values=${form.params} set=${set} problems=${problems} prefix="params." />`;
+}
+
+export function TrainingPanel({ form, change, problems }) {
+  return html`
+    <${Panel} title="Training">
+      <${Cards}
+        legend="Mode"
+        options=${MODES}
+        value=${form.mode}
+        onPick=${(mode) => change({ mode })}
+        problem=${problems.mode}
+      />
+      <${Settings} fields=${TRAINING} form=${form} change=${change} problems=${problems}>
+        <${Field} field=${NAME} value=${form.name} onInput=${(name) => change({ name })} problem=${problems.name} />
+      <//>
+    <//>
+  `;
+}
+
+export function WindowPanel({ form, change, problems }) {
+  const fields = WINDOW.filter((field) => form.start_mode !== "manual" || !field.automatic);
+  return html`
+    <${Panel} title="Join window">
+      <${Cards}
+        legend="How the run starts"
+        options=${START_MODES}
+        value=${form.start_mode}
+        onPick=${(mode) => change({ start_mode: mode })}
+        problem=${problems.start_mode}
+      />
+      <${Settings} fields=${fields} form=${form} change=${change} problems=${problems} />
+    <//>
+  `;
+}
+
+export function Advanced({ form, change, problems }) {
+  const changed = ADVANCED.flatMap((group) => group.fields).filter((field) => field.name in form.values).length;
+  return html`
+    <details class="panel advanced">
+      <summary>
+        <${Icon} name="chevron" /><h2>Advanced</h2>
+        <span class="muted">${changed ? `${changed} changed` : "Sensible as they are"}</span>
+      </summary>
+      ${ADVANCED.map(
+        ({ title, fields }) => html`
+          <h3 class="sub-title">${title}</h3>
+          <${Settings} fields=${fields} form=${form} change=${change} problems=${problems} />
+        `,
+      )}
+    </details>
+  `;
+}
+
+function Settings({ fields, form, change, problems, children }) {
+  const set = (name) => (value) => change({ values: { ...form.values, [name]: value } });
+  return html`
+    <${Fields} fields=${fields} values=${form.values} set=${set} problems=${problems}>${children}<//>
+  `;
+}
+
+const Fields = ({ fields, values, set, problems, prefix = "", children }) => html`
+  <div class="fields">
+    ${fields.map(
+      (field) => html`
+        <${Field}
+          key=${field.name}
+          field=${field}
+          value=${values[field.name]}
+          onInput=${set(field.name)}
+          problem=${problems[`${prefix}${field.name}`]}
+        />
+      `,
+    )}
+    ${children}
+  </div>
+`;
+
+/** Few alternatives, each with its meaning, as radio buttons. */
+function Cards({ legend, options, value, onPick, problem }) {
+  const card = ({ key, title, place, text }) => html`
+    <label key=${key} class=${`card-choice ${key === value ? "on" : ""}`}>
+      <input type="radio" name=${legend} checked=${key === value} onChange=${() => onPick(key)} />
+      <span>
+        <strong>${title}</strong>
+        ${place && html`<small class="mono">${place}</small>`} ${text && html`<span class="muted">${text}</span>`}
+      </span>
+    </label>
+  `;
+  return html`
+    <fieldset class=${`cards ${options.length > 2 ? "cards-3" : ""}`}>
+      <legend class="offscreen">${legend}</legend>
+      ${options.map(card)}
+    </fieldset>
+    ${problem && html`<p class="field-problem" role="alert">${problem}</p>`}
+  `;
+}
+
+/** What will happen, in words that follow the form, and the button. */
+export function Summary({ form, create, count }) {
+  const title = count === 1 ? "One thing to correct" : `${plural(count, "thing")} to correct`;
+  return html`
+    <aside class="panel summary" aria-label="What will happen">
+      <h2>What will happen</h2>
+      <p>${promise(terms(form), span)}</p>
+      ${count > 0 && html`<${Notice} tone="bad" live=${true} title=${title}>Each is marked at its field.<//>`}
+      ${create.problem &&
+      html`<${Notice} tone="bad" live=${true} title="The run was not created">${create.problem.message}<//>`}
+      <button type="submit" class="button button-primary button-wide" aria-busy=${create.busy ? "true" : undefined}>
+        ${create.busy ? html`<span class="spinner" aria-hidden="true" />` : html`<${Icon} name="door" />`}
+        <span>Create run</span>
+      </button>
+      <p class="muted">Opens the join window. Nothing trains until hosts are here.</p>
+    </aside>
+  `;
+}
+
+/** The window's terms as typed, or their defaults. */
+function terms(form) {
+  const manual = form.start_mode === "manual";
+  const value = (field) => parse(field, form.values[field.name] ?? "").value ?? field.fallback;
+  const values = Object.fromEntries(WINDOW.map((field) => [field.name, manual && field.automatic ? undefined : value(field)]));
+  return { start_mode: form.start_mode, ...values };
+}

@@ -1,0 +1,130 @@
+/** The hosts of a run: what they bring, how they are, and the switch to turn one away. */
+import { Confirm } from "./acts.js";
+import { remove } from "./api.js";
+import { seconds } from "./connection.js";
+import { MISSING, ago, bytes, plural } from "./format.js";
+import { html } from "./html.js";
+import { Icon } from "./icons.js";
+import { Table, column } from "./table.js";
+import { toast } from "./toasts.js";
+import { Emulated, Panel, State } from "./ui.js";
+
+const LEFT = ["left", "lost", "turned_away"];
+const total = (items, pick) => items.reduce((sum, item) => sum + pick(item), 0);
+
+export function Roster({ live, phase, title = "Roster" }) {
+  const members = live.of("members").value ?? [];
+  const open = phase === "waiting" || phase === "staging";
+  return html`
+    <${Panel} title=${title} note=${strength(members)}>
+      ${members.length
+        ? html`<${Table}
+            caption="Hosts of this run"
+            columns=${columnsOf(live, open)}
+            rows=${members}
+            keyOf=${(member) => member.host}
+            rowClass=${(member) => (member.state === "lost" || member.state === "turned_away" ? "gone" : "")}
+          />`
+        : html`<${Nobody} />`}
+    <//>
+  `;
+}
+
+/** 3 hosts, 7 ranks, 168 GiB: of those who are here. */
+function strength(members) {
+  const here = members.filter((member) => !LEFT.includes(member.state));
+  if (!here.length) return "";
+  const memory = total(here, (member) => total(member.devices, (device) => device.memory_bytes ?? 0));
+  const ranks = total(here, (member) => member.ranks.length);
+  return [plural(here.length, "host"), plural(ranks, "rank"), memory && bytes(memory)].filter(Boolean).join(", ");
+}
+
+const Nobody = () => html`
+  <div class="nobody">
+    <span class="pulse" aria-hidden="true"><${Icon} name="host" size=${28} /></span>
+    <div>
+      <strong>No host yet</strong>
+      <p>
+        Listening. A host appears here a moment after its command runs: first while its job is probed, then with its
+        devices.
+      </p>
+    </div>
+  </div>
+`;
+
+function columnsOf(live, open) {
+  const columns = [
+    column("Host", name, { sort: (m) => m.name }),
+    column("State", state, { sort: (m) => m.state }),
+    column("Ranks", (m) => m.ranks.map((rank) => `r${rank}`).join(" ") || MISSING, { sort: (m) => m.ranks[0] }),
+    column("Devices", devices, { wide: true }),
+    column("Versions", versions, { wide: true }),
+    column("Joined", (m) => html`<${Age} live=${live} value=${m.joined_seconds_ago} />`, {
+      number: true,
+      sort: (m) => m.joined_seconds_ago,
+    }),
+  ];
+  if (!open) return columns;
+  const act = (member) => html`<${TurnAway} live=${live} member=${member} />`;
+  return [...columns, column("Actions", act, { quiet: true, wide: true })];
+}
+
+const name = (m) => html`<span class="host-name">${m.name}</span> <span class="muted mono">${m.address}</span>`;
+
+const state = (m) => html`
+  <${State} state=${m.state} /> ${m.emulated && html`<${Emulated} ms=${m.emulate_ms_per_batch} />`}
+`;
+
+/** Like devices together: 8 × NVIDIA RTX 4090 24 GiB. */
+function devices(member) {
+  const kinds = new Map();
+  for (const device of member.devices) {
+    const memory = device.memory_bytes ? ` ${bytes(device.memory_bytes)}` : "";
+    const label = `${device.name || device.type.toUpperCase()}${memory}`;
+    kinds.set(label, [...(kinds.get(label) ?? []), device.id]);
+  }
+  const kind = ([label, ids]) => html`
+    <span key=${label} title=${ids.join(", ")}>
+      ${ids.length > 1 && html`<strong>${ids.length} ×</strong>`} ${label}${" "}
+      ${ids.length === 1 && html`<small class="muted mono">${ids[0]}</small>`}
+    </span>
+  `;
+  return html`<span class="devices">${[...kinds].map(kind)}</span>`;
+}
+
+function versions({ versions: told = {} }) {
+  const all = Object.entries(told).map(([what, value]) => `${what} ${value || MISSING}`);
+  const shown = ["torch", "cuda", "nccl", "python"].filter((what) => told[what]);
+  return html`
+    <span class="versions" title=${all.join("\n")}>
+      ${shown.map((what) => html`<span key=${what}><span class="muted">${what}</span> ${told[what]}</span>`)}
+    </span>
+  `;
+}
+
+/** An age that grows between frames. */
+export function Age({ live, value }) {
+  if (value === null || value === undefined) return MISSING;
+  const { viewAt } = live.state.peek();
+  return ago(value + Math.max(0, seconds.value - viewAt) / 1000);
+}
+
+function TurnAway({ live, member }) {
+  if (member.state !== "admitted") return null;
+  const act = async () => {
+    await remove(`runs/${live.id}/members/${member.host}`);
+    toast(`${member.name} was turned away.`);
+  };
+  const leaving = `${plural(member.ranks.length, "rank")} ${member.ranks.length === 1 ? "leaves" : "leave"} with it`;
+  return html`
+    <${Confirm}
+      label="Turn away"
+      name=${`Turn away ${member.name}`}
+      kind="quiet"
+      title=${`Turn ${member.name} away?`}
+      confirm="Turn away"
+      act=${act}
+      effect=${html`<p>${leaving} and later ranks move up. The window stays open for others.</p>`}
+    />
+  `;
+}
