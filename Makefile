@@ -33,7 +33,7 @@ fmt: setup ## Format
 	@$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
 
 wire-schema: setup ## Record the wire's messages in wire/schema.json and docs/protocol.md
-	@$(PY) -m wire.schema
+	@$(PY) -m wire.schema $(ARGS)
 
 clean: ## Remove what make set up and what the demo stored
 	rm -rf $(VENV) frontend/node_modules var

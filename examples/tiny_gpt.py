@@ -1,8 +1,7 @@
-"""A small transformer that learns to write Python, byte by byte, from the source of Python's own standard
-library.
+"""A small transformer that learns to write Python, byte by byte, from the source of Python's own standard library.
 
-No download: the text is on every host. It differs between Python versions, so hosts with unlike ones are
-told apart at the door by the dataset's fingerprint.
+No download: the text is on every host. It differs between Python versions, and the dataset's fingerprint tells
+hosts with unlike ones apart at the door.
 """
 
 import hashlib
@@ -18,12 +17,10 @@ from torch.nn import functional as F
 
 from worker import Job
 
-FILES = (
-    "argparse ast calendar configparser csv dataclasses datetime decimal difflib doctest enum fractions functools heapq "
-    "inspect ipaddress locale mailbox optparse pathlib pickle pickletools platform plistlib pydoc random shutil smtplib "
-    "socket ssl statistics subprocess tarfile textwrap threading tokenize traceback turtle typing uuid zipfile"
-).split()
-KNOWN = {"3.11.7": "9167e0525160502ad2ca6ea3d22638f3543a9d9c36abf8fab8857ed28d312bf5"}  # sha256 of the text
+FILES = """argparse ast calendar configparser csv dataclasses datetime decimal difflib doctest enum fractions functools
+    inspect ipaddress locale mailbox optparse pathlib platform pydoc random shutil smtplib socket
+    statistics subprocess tarfile textwrap threading tokenize traceback turtle typing uuid zipfile"""
+KNOWN = {"3.11.7": "c0314bea4b69674b16af4ce9167d7d62d41caf27e561c5555314b54cc6e46d5d"}  # sha256 of the text
 BYTES = 256
 
 
@@ -94,9 +91,7 @@ class GPT(nn.Module):
         self.byte = nn.Embedding(BYTES, width)
         self.place = nn.Parameter(0.02 * torch.randn(params.context, width))
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, params.heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
-            )
+            nn.TransformerEncoderLayer(width, params.heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
             for _ in range(params.layers)
         )
         self.norm = nn.LayerNorm(width)
@@ -115,7 +110,7 @@ class GPT(nn.Module):
 def source_text():
     """The chosen modules in a fixed order, as bytes."""
     library = Path(sysconfig.get_path("stdlib"))
-    text = b"".join((library / f"{name}.py").read_bytes() for name in FILES)
+    text = b"".join((library / f"{name}.py").read_bytes() for name in FILES.split())
     digest = hashlib.sha256(text).hexdigest()
     if KNOWN.get(python_version(), digest) != digest:
         raise ValueError(f"the standard library in {library} was edited: its text has sha256 {digest}")

@@ -1,4 +1,5 @@
-"""Print requirements as pyproject.toml has them, one a line: all of them, or those of the groups named ("core" is the base)."""
+"""Print requirements as pyproject.toml has them, one a line: all of them, or those of the groups named ("core" is
+the base)."""
 
 import sys
 import tomllib

@@ -1,8 +1,8 @@
 """Every message that crosses a process boundary, one tagged Struct each (msgpack on the wire).
 
-Three channels carry them. *join* is the host control link between an agent and the controller; *control* and *data* are
-a relay's two links. On the control channel the frame header names the rank that a message is from or for; identity comes
-from the session and that header, never from a message's own fields. No decision uses a timestamp of the peer.
+Three channels carry them. *join* is the host control link between an agent and the controller; *control* and *data*
+are a relay's two links. On the control channel the frame header names the rank that a message is from or for; identity
+comes from the session and that header, never from a message's own fields. No decision uses a timestamp of the peer.
 
 Adding, removing or changing a field changes ``wire/schema.json``: bump ``WIRE_VERSION`` and run ``make wire-schema``.
 """
@@ -53,9 +53,9 @@ class Versions(Record, frozen=True):
 class TensorSpec(Record, frozen=True):
     """One tensor of the model's layout, in arena order.
 
-    ``section`` is ``params`` or ``buffers`` (averaged, f32 in the arena) or ``local`` (kept on the rank). ``offset`` counts
-    f32 elements from the start of the whole arena; -1 for ``local`` tensors and for aliases. ``alias_of`` names the tensor
-    whose storage a tied tensor shares.
+    ``section`` is ``params`` or ``buffers`` (averaged, f32 in the arena) or ``local`` (kept on the rank). ``offset``
+    counts f32 elements from the start of the whole arena; -1 for ``local`` tensors and for aliases. ``alias_of`` names
+    the tensor whose storage a tied tensor shares.
     """
 
     name: str
@@ -241,7 +241,7 @@ class RelayHello(Message, frozen=True):
 
 
 class RelayWelcome(Message, frozen=True):
-    """controller -> relay: the link is attached."""
+    """controller -> relay, on both of its links: the link is attached."""
 
 
 class RankReady(Message, frozen=True):

@@ -52,9 +52,7 @@ def unannounced_change(before: dict[str, Any], now: dict[str, Any]) -> bool:
     return before != now and before["wire_version"] == now["wire_version"]
 
 
-def main(
-    arguments: Sequence[str] | None = None, *, record: Path = SCHEMA_FILE, document: Path = PROTOCOL_FILE
-) -> int:
+def main(arguments: Sequence[str] | None = None, *, record: Path = SCHEMA_FILE, document: Path = PROTOCOL_FILE) -> int:
     """Write the record and the document; 1 when a change needs a new ``WIRE_VERSION`` first."""
     parser = argparse.ArgumentParser(prog="python -m wire.schema", description="Record the wire's schema.")
     parser.add_argument("--unreleased", action="store_true", help="this WIRE_VERSION was never released: overwrite it")

@@ -17,7 +17,8 @@ Sequence numbers start at 0 in each direction, are shared by messages and chunks
 
 Threads: at most one thread in ``receive()`` and one in ``seal()``, ``seal_chunk()`` or ``reserve_chunk()`` at a time;
 these two may overlap. A reserved chunk may be sealed in any thread, many at once; its frame must still be sent in the
-order of reservation, since that is when the sequence number was taken.
+order of reservation, since that is when the sequence number was taken. Tags and chunk seals release the GIL (hashlib;
+cryptography as of 50.0), so threads of several connections run side by side.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ MEDIA_TYPES = {
 """What is served, and as what; a file of any other kind is not."""
 
 DOCS_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 """Swagger UI writes style attributes; nothing else on that page needs more than the dashboard does."""

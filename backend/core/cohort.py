@@ -6,7 +6,8 @@
     training -> done | failed                  epochs trained, or the operator, or too few survivors
 
 The cohort hears everything and passes it on: to the membership while the door is open, to the march (march.py) once the
-world is frozen. It decides on ``now`` alone, never on a clock; a sender's identity comes with the event, never from a message.
+world is frozen. It decides on ``now`` alone, never on a clock; a sender's identity comes with the event, never from
+a message.
 """
 
 from __future__ import annotations
@@ -183,7 +184,8 @@ class Cohort:
             self._move(verdict.phase, verdict.reason)
 
     def _form(self, reason: str, now: float) -> None:
-        """Freeze the world: number the ranks, tell every host its part, and send away who is still looking at the job."""
+        """Freeze the world: number the ranks, tell every host its part, and send away who is still looking at the
+        job."""
         members = self.window.close(now)
         self._out += self.membership.send_away_candidates()
         world = World(
@@ -264,7 +266,7 @@ class Cohort:
 
     # ------------------------------------------------------------------------------------ once the world is frozen
 
-    def _on_the_march(self, march: March, event: Event, now: float) -> None:
+    def _on_the_march(self, march: March, event: Event, now: float) -> None:  # noqa: C901 one match, a line a case
         march.out = self._out
         match event:
             case HostSaid(link=link, message=message, address=address):
@@ -316,7 +318,7 @@ class Cohort:
             case _:
                 march.lose_host(seat, f"it sent {type(message).__name__}, which has no place there", now)
 
-    def _rank_said(self, march: March, rank: int, message: Message, now: float) -> None:
+    def _rank_said(self, march: March, rank: int, message: Message, now: float) -> None:  # noqa: C901 one match
         seat = march.world.ranks[rank]
         if not seat.alive:
             return  # a zombie: its frames are void from the moment of its death

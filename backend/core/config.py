@@ -1,4 +1,5 @@
-"""A run's configuration: plain values, their defaults, and every refusal by name (behaviour B1, B2; design section 11)."""
+"""A run's configuration: plain values, their defaults, and every refusal by name (behaviour B1, B2; design section
+11)."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ class RunConfig:
             yield Problem(
                 "cap_seconds",
                 "cap_below_window",
-                f"the hard cap of {self.cap_seconds:g} s is below the window of {self.window_seconds:g} s; raise cap_seconds",
+                f"the hard cap of {self.cap_seconds:g} s is below the window of {self.window_seconds:g} s; "
+                "raise cap_seconds",
             )
 
     def _time_problems(self) -> Iterator[Problem]:
@@ -133,7 +135,7 @@ class RunConfig:
             yield Problem(
                 "stall_seconds",
                 "stall_ceiling_too_short",
-                f"the stall ceiling must be at least ten heartbeat timeouts ({10 * self.heartbeat_timeout_seconds:g} s)",
+                f"stall_seconds must be at least ten heartbeat timeouts ({10 * self.heartbeat_timeout_seconds:g} s)",
             )
         if self.forming_seconds <= 0:
             yield Problem("forming_seconds", "below_minimum", "forming_seconds must be above 0")

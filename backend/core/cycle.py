@@ -61,7 +61,8 @@ class Cycle:
         return self._request()
 
     def finished(self, event: RoundFinished) -> list[Effect]:
-        """The sum is complete: commit it, so that relays and ranks adopt what was streamed. A stale attempt changes nothing."""
+        """The sum is complete: commit it, so that relays and ranks adopt what was streamed. A stale attempt changes
+        nothing."""
         current = self.open
         if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
             return []

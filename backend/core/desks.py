@@ -1,6 +1,7 @@
 """Two errands the cohort sends a single rank on: scoring the consensus, and handing over tensors for a checkpoint.
 
-Each goes to one living rank and is asked again of another when that rank dies; nobody else waits for it (behaviour F16).
+Each goes to one living rank and is asked again of another when that rank dies; nobody else waits for it (behaviour
+F16).
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class CheckpointDesk:
         return self._open is not None
 
     def begin(self, reason: str, manifest: dict[str, Any], rank: int | None) -> list[Effect]:
-        """Start one. ``rank`` is asked for its local tensors; none when the model has no such tensor or nobody lives."""
+        """Start one. ``rank`` is asked for its local tensors; none when the model has no such tensor or nobody
+        lives."""
         assert self._open is None, "a checkpoint is already being made"
         self.number += 1
         self._open = _Open(reason=reason, manifest=manifest, rank=rank)

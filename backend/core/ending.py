@@ -12,7 +12,8 @@ STEPS = ("scoring", "saving", "leaving", "over")
 
 @dataclass(slots=True)
 class Ending:
-    """The end that is under way. ``deadline`` bounds the step at hand; what is late is left out, and the end says so."""
+    """The end that is under way. ``deadline`` bounds the step at hand; what is late is left out, and the end says
+    so."""
 
     phase: str
     """done or failed"""

@@ -1,4 +1,5 @@
-"""From the closed window to the first window of work: relays attach, ranks build their model, all agree on its layout."""
+"""From the closed window to the first window of work: relays attach, ranks build their model, all agree on its
+layout."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Forming:
         self.world.hosts[host].relay_up = True
 
     def rank_ready(self, rank: int, ready: RankReady) -> str | None:
-        """Take a rank's report. Answers why the cohort cannot form, or none when it agrees with the others (behaviour B11)."""
+        """Take a rank's report. Answers why the cohort cannot form, or none when it agrees with the others
+        (behaviour B11)."""
         seat = self.world.ranks[rank]
         seat.ready = ready
         seat.state = "ready"

@@ -1,7 +1,7 @@
 """The life of a frozen world: forming, training window by window, losing ranks, and ending.
 
-The march never looks at links or operators; the cohort tells it what its hosts and ranks said. Each verb appends to ``out``
-the effects in the order they must be performed.
+The march never looks at links or operators; the cohort tells it what its hosts and ranks said. Each verb appends to
+``out`` the effects in the order they must be performed.
 """
 
 from __future__ import annotations

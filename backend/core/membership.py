@@ -1,4 +1,5 @@
-"""The join window spoken to over links: hellos, probes, members that come and go, and the operator's hand on the door."""
+"""The join window spoken to over links: hellos, probes, members that come and go, and the operator's hand on the
+door."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class Membership:
         return self._accept(link, answer, now)
 
     def link_lost(self, link: int, reason: str, now: float) -> list[Effect]:
-        """A link ended while the door is open: its member leaves (an Accept that could not be written counts as that), a
-        candidate is forgotten."""
+        """A link ended while the door is open: its member leaves (an Accept that could not be written counts as
+        that), a candidate is forgotten."""
         member = self.window.leave(link, reason, now)
         if member is None:
             return []

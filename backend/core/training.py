@@ -1,7 +1,7 @@
 """Windows of work: deal each rank its allotment, watch it being done, and account for it when its round closes.
 
-A window's chunk is the rank's allotment for one round (behaviour E4 rule 3), so the reduce opens when no living rank has a
-chunk in flight and somebody worked (F2). Nothing here knows of links, phases or tensors.
+A window's chunk is the rank's allotment for one round (behaviour E4 rule 3), so the reduce opens when no living rank
+has a chunk in flight and somebody worked (F2). Nothing here knows of links, phases or tensors.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Training:
             self.window.last_progress_at = now
 
     def chunk_done(self, rank: int, message: ChunkDone) -> list[Effect]:
-        """The rank trained on all of its chunk; it gets another while its allotment is not used up. Raises ``WorkError``
-        when it had no such chunk."""
+        """The rank trained on all of its chunk; it gets another while its allotment is not used up. Raises
+        ``WorkError`` when it had no such chunk."""
         if self.pool is None or message.epoch != self.pool.epoch:
             raise WorkError(f"epoch {message.epoch} is not being trained")
         self.pool.deliver(rank, message.offset, message.size)
@@ -163,13 +163,15 @@ class Training:
         self.samples_done += self._round_samples
 
     def rank_died(self, rank: int) -> list[Range]:
-        """Return the rank's unaccepted samples to the pool and forget its timing. Call it once no open attempt holds its work."""
+        """Return the rank's unaccepted samples to the pool and forget its timing. Call it once no open attempt holds
+        its work."""
         self.ledger.drop(rank)
         self.scheduler.drop(rank)
         return self.pool.forfeit(rank) if self.pool else []
 
     def close_round(self, opened: OpenedRound, now: float) -> list[Effect]:
-        """Account for a settled round: times to ElChe, the row to the store, the clock to the ranks (behaviour F9, F10)."""
+        """Account for a settled round: times to ElChe, the row to the store, the clock to the ranks (behaviour F9,
+        F10)."""
         assert opened.finished is not None and self.pool is not None and self.window is not None
         finished, window = opened.finished, self.window
         alive = self.world.alive()
@@ -219,7 +221,8 @@ class Training:
         return Record("epochs", row, durable=True)
 
     def ideal_batches_per_second(self) -> float | None:
-        """Sum of what the ranks that did not die can do alone: from the declared emulation, else from their measured pace."""
+        """Sum of what the ranks that did not die can do alone: from the declared emulation, else from their measured
+        pace."""
         total = 0.0
         for rank, seat in self.world.ranks.items():
             if seat.state == "dead":

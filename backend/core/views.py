@@ -1,4 +1,5 @@
-"""The run as the page, the API and the command line show it: JSON-ready values, times in seconds relative to ``now``."""
+"""The run as the page, the API and the command line show it: JSON-ready values, times in seconds relative to
+``now``."""
 
 from __future__ import annotations
 

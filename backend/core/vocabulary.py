@@ -103,7 +103,8 @@ class StrangerRefused:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A command of the operator. ``act`` is start, stop, abort, extend, change, turn_away; ``Refused`` answers a bad one.
+    """A command of the operator. ``act`` is start, stop, abort, extend, change, turn_away; ``Refused`` answers a bad
+    one.
 
     Arguments: extend ``seconds``; change ``quorum`` and/or ``target``; turn_away ``host`` (the number); stop and abort
     ``by`` (who).

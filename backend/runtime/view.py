@@ -122,24 +122,7 @@ def _frame(run: Row) -> View:
         "config": config,
         "params": run["params"] or {},
         "emulated": bool(run["emulated"]),
-        "window": {
-            "open": False,
-            "start_mode": config.get("start_mode"),
-            "quorum": config.get("quorum"),
-            "target": config.get("target"),
-            "joined_ranks": 0,
-            "joined_hosts": 0,
-            "window_seconds": config.get("window_seconds"),
-            "cap_seconds": config.get("cap_seconds"),
-            "window_remaining_seconds": None,
-            "cap_remaining_seconds": None,
-            "armed": False,
-            "verdict": "",
-            "missing": [],
-            "strangers": {"count": 0, "sources": {}},
-            "refusals": [],
-            "probing": [],
-        },
+        "window": _closed_window(config),
         "members": [],
         "world_size": run["world_size"] or 0,
         "epoch": 0,
@@ -159,6 +142,23 @@ def _frame(run: Row) -> View:
         "deaths": [],
         "checkpoints": [],
         "ending": None,
+    }
+
+
+def _closed_window(config: Mapping[str, Any]) -> View:
+    configured = {key: config.get(key) for key in ("start_mode", "quorum", "target", "window_seconds", "cap_seconds")}
+    return configured | {
+        "open": False,
+        "joined_ranks": 0,
+        "joined_hosts": 0,
+        "window_remaining_seconds": None,
+        "cap_remaining_seconds": None,
+        "armed": False,
+        "verdict": "",
+        "missing": [],
+        "strangers": {"count": 0, "sources": {}},
+        "refusals": [],
+        "probing": [],
     }
 
 

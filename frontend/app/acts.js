@@ -26,7 +26,7 @@ export function useAct(act) {
   return { run, busy, problem, clear: () => setProblem(null) };
 }
 
-/** A button that shows it is at work. It is never disabled without a word: while busy it ignores presses and says so. */
+/** A button that shows it is at work. Never disabled without a word: while busy it says so and ignores presses. */
 export function Button({ onPress, busy, kind = "plain", wide = false, icon, children, ...rest }) {
   const press = (event) => {
     if (!busy) onPress(event);

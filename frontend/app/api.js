@@ -80,8 +80,8 @@ export async function* pages(path, after, { limit = 400, key, until = Infinity }
 }
 
 /**
- * The printed address `/#ticket=...` is traded for a cookie once. It leaves the address bar before anything else happens,
- * so that it is in no history, bookmark or screenshot. Resolves to a Problem, or null.
+ * The printed address `/#ticket=...` is traded for a cookie once. It leaves the address bar before anything else
+ * happens, so that it is in no history, bookmark or screenshot. Resolves to a Problem, or null.
  */
 export async function tradeTicket() {
   const ticket = new URLSearchParams(location.hash.slice(1)).get("ticket");

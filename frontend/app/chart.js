@@ -1,4 +1,4 @@
-/** A chart with what a drawing alone lacks: a title, a sentence, its values in figures, and the same data as a table. */
+/** A chart with what a drawing alone lacks: a sentence, its values in figures, and the same data as a table. */
 import { AsTable } from "./acts.js";
 import { html, useId, useState } from "./html.js";
 import { Plot } from "./plot.js";

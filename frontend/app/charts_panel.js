@@ -59,9 +59,8 @@ function markersOf(deaths, data) {
 function Loss({ data, shared, epochs }) {
   const series = useMemo(() => lossSeries(data, epochs), [data, epochs, weight.value]);
   const [first, last] = ends(data.loss) ?? [];
-  const fell = last <= first ? "Fell" : "Rose";
-  const rounds = count((data.round.at(-1) ?? 0) + 1);
-  const summary = first === undefined ? "No loss yet." : `${fell} from ${figure(first)} to ${figure(last)} in ${rounds} rounds.`;
+  const way = `${last <= first ? "Fell" : "Rose"} from ${figure(first)} to ${figure(last)}`;
+  const summary = first === undefined ? "No loss yet." : `${way} in ${count(data.round.at(-1) + 1)} rounds.`;
   const aside = html`
     <label class="slider">
       Smooth

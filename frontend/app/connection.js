@@ -33,7 +33,9 @@ export function Chip({ live }) {
   }, [status]);
   const since = status === "stale" ? ` since ${timeOfDay(wallClock(heardAt))}` : "";
   return html`
-    <span class=${`chip tone-${tone}`} data-connection=${status}><${Icon} name=${icon} size=${12} />${word}${since}</span>
+    <span class=${`chip tone-${tone}`} data-connection=${status}>
+      <${Icon} name=${icon} size=${12} />${word}${since}
+    </span>
   `;
 }
 
@@ -58,8 +60,8 @@ function Away({ status, heardAt }) {
     <p class="away">
       <${Icon} name="warn" />
       <span>
-        <strong>${what}</strong> These figures are <span class="age">${span(age)}</span> old. Training goes on without this
-        page; it catches up by itself.
+        <strong>${what}</strong> These figures are <span class="age">${span(age)}</span> old. Training goes on without
+        this page; it catches up by itself.
       </span>
     </p>
   `;

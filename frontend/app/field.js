@@ -13,11 +13,12 @@ export function Field({ field, value, onInput, problem }) {
   };
   const check = field.kind === "boolean";
   const Control = check ? Check : field.kind === "choice" ? Select : Text;
-  const control = html`<${Control} ...${{ field, value, onInput, attributes }} />`;
+  const needed = field.required && html` <span class="muted">(needed)</span>`;
   return html`
     <div class=${`field ${check ? "field-check" : ""} ${problem ? "has-problem" : ""}`}>
-      ${!check && html`<label for=${id}>${field.label}${field.required && html` <span class="muted">(needed)</span>`}</label>`}
-      ${control} ${field.help && html`<p class="field-help" id=${`${id}-help`}>${field.help}</p>`}
+      ${!check && html`<label for=${id}>${field.label}${needed}</label>`}
+      <${Control} ...${{ field, value, onInput, attributes }} />
+      ${field.help && html`<p class="field-help" id=${`${id}-help`}>${field.help}</p>`}
       ${problem && html`<p class="field-problem" id=${`${id}-problem`}>${problem}</p>`}
     </div>
   `;
@@ -46,7 +47,11 @@ function Text({ field, value, onInput, attributes }) {
 }
 
 const Select = ({ field, value, onInput, attributes }) => html`
-  <select ...${attributes} value=${value ?? shown(field, field.fallback)} onChange=${(event) => onInput(event.target.value)}>
+  <select
+    ...${attributes}
+    value=${value ?? shown(field, field.fallback)}
+    onChange=${(event) => onInput(event.target.value)}
+  >
     ${field.choices.map((choice) => html`<option key=${choice} value=${String(choice)}>${String(choice)}</option>`)}
   </select>
 `;

@@ -14,8 +14,8 @@ export function FirstSteps() {
       <${Mark} size=${56} />
       <h2>No runs yet</h2>
       <p class="lead">
-        Unequal devices, one model: the slow one sets the pace, the fast ones range ahead, and all meet at one line. Three
-        steps lead to the first run.
+        Unequal devices, one model: the slow one sets the pace, the fast ones range ahead, and all meet at one line.
+        Three steps lead to the first run.
       </p>
       <ol class="steps">
         <li>

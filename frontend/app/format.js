@@ -23,7 +23,8 @@ export function figure(x) {
 
 /** A ratio as a percentage: 0.964 -> 96.4 %. */
 export function percent(ratio, decimals = 1) {
-  return absent(ratio) || !Number.isFinite(ratio) ? MISSING : `${(ratio * 100).toFixed(decimals)} %`.replace("-", "−");
+  if (absent(ratio) || !Number.isFinite(ratio)) return MISSING;
+  return `${(ratio * 100).toFixed(decimals)} %`.replace("-", "−");
 }
 
 /** A rate or a size with three significant digits and k, M, G: 18.2 k. */

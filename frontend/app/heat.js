@@ -17,7 +17,7 @@ const STOPS = [
   [253, 231, 37],
 ];
 
-/** The colour of `share` (0 to 1). More work is brighter on a dark page and darker on a light one: it always stands out. */
+/** The colour of `share` (0 to 1). More work is brighter on a dark page and darker on a light one, so it stands out. */
 export function ramp(share, dark) {
   const clamped = Math.min(1, Math.max(0, share));
   const place = (dark ? 0.12 + clamped * 0.88 : 0.97 - clamped * 0.92) * (STOPS.length - 1);

@@ -14,6 +14,7 @@ import { Emulated, Panel } from "./ui.js";
 const TABLE_ROUNDS = 100;
 const LABELLED = 20;
 const LEGEND_STEPS = 24;
+const NO_ROUND = "The first round closes after a measuring window, alike for every rank.";
 const UNTIMED = "ElChe measures every rank before it deals unequal windows.";
 
 export const placeOf = (rank) => `${rank.host_name || `host ${rank.host}`} ${rank.device ?? ""}`;
@@ -24,7 +25,8 @@ export function HeatPanel({ live, phase }) {
   const ranks = live.of("ranks").value ?? [];
   const gone = useMemo(() => lastRounds(live.of("deaths").value), [live.of("deaths").value]);
   const aside = html`
-    ${live.of("emulated").value && html`<${Emulated} />`} <${AsTable} on=${asTable} onPick=${setAsTable} otherwise="As a map" />
+    ${live.of("emulated").value && html`<${Emulated} />`}
+    <${AsTable} on=${asTable} onPick=${setAsTable} otherwise="As a map" />
   `;
   const note = "Batches given to each rank, round by round";
   return html`
@@ -62,7 +64,9 @@ function HeatMap({ rounds, ranks, gone, over }) {
       </div>
       <ul class="heat-labels" aria-hidden="true">${ranks.map(label)}</ul>
       <${Canvas} rounds=${rounds} ranks=${ranks} gone=${gone} />
-      ${!over && html`<ul class="heat-now" aria-label="This window: batches done of those planned">${ranks.map(now)}</ul>`}
+      ${!over && html`<ul class="heat-now" aria-label="This window, batches done of those planned">
+        ${ranks.map(now)}
+      </ul>`}
     </div>
     ${rounds.length > 0 && html`<${Legend} rounds=${rounds} />`}
   `;
@@ -99,7 +103,8 @@ function Canvas({ rounds, ranks, gone }) {
   const tell = ({ row, column: at }) => {
     const [round, rank] = [rounds[place.first + at], ranks[row]];
     if (!round || !rank) return null;
-    return describe(round, rank.rank, `rank ${rank.rank} (${placeOf(rank)})`, cellOf(round, rank.rank, gone.get(rank.rank)));
+    const cell = cellOf(round, rank.rank, gone.get(rank.rank));
+    return describe(round, rank.rank, `rank ${rank.rank} (${placeOf(rank)})`, cell);
   };
   const press = (event) => {
     const next = moved(place, cursor, event.key);
@@ -120,7 +125,7 @@ function Canvas({ rounds, ranks, gone }) {
         onBlur=${() => setCursor(null)}
         onKeyDown=${press}
       />
-      ${!rounds.length && html`<p class="heat-empty">The first round closes after a measuring window, alike for every rank.</p>`}
+      ${!rounds.length && html`<p class="heat-empty">${NO_ROUND}</p>`}
       ${cursor && html`<p class="tip" style=${besides(place, cursor)}>${tell(cursor)}</p>`}
     </div>
   `;
@@ -154,7 +159,8 @@ function besides(place, { row, column: at }) {
 
 function Legend({ rounds }) {
   const isDark = dark.value;
-  const steps = Array.from({ length: LEGEND_STEPS }, (_, i) => `rgb(${ramp(i / (LEGEND_STEPS - 1), isDark).join(",")})`);
+  const step = (_, i) => `rgb(${ramp(i / (LEGEND_STEPS - 1), isDark).join(",")})`;
+  const steps = Array.from({ length: LEGEND_STEPS }, step);
   return html`
     <div class="legend" aria-hidden="true">
       <span>fewer</span>

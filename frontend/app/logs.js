@@ -48,7 +48,8 @@ export function Events({ live }) {
 }
 
 function Event({ event: { at, level, text } }) {
-  const mark = html`<${Icon} name=${level === "error" ? "cross" : "warn"} size=${14} /><span class="offscreen">${level}: </span>`;
+  const icon = level === "error" ? "cross" : "warn";
+  const mark = html`<${Icon} name=${icon} size=${14} /><span class="offscreen">${level}: </span>`;
   return html`
     <li class=${`level-${level}`}>
       <time class="log-when tabular" dateTime=${at} title=${at}>${timeOfDay(at)}</time>

@@ -63,20 +63,21 @@ function useJobs(onFirst) {
 
 /** The parameters of a job as fields; the last answer wins when the choice changes quickly. */
 function useSchema(job) {
-  const [state, setState] = useState({ fields: [], loading: false, problem: null });
+  const [answer, setAnswer] = useState({ job: "", fields: [], problem: null });
+  const named = job.includes(":");
   useEffect(() => {
-    if (!job.includes(":")) return undefined;
+    if (!named) return undefined;
     let current = true;
-    setState((old) => ({ ...old, loading: true, problem: null }));
     get(`jobs/schema?job=${encodeURIComponent(job)}`).then(
-      ({ schema }) => current && setState({ fields: fieldsOf(schema), loading: false, problem: null }),
-      (problem) => current && setState({ fields: [], loading: false, problem }),
+      ({ schema }) => current && setAnswer({ job, fields: fieldsOf(schema), problem: null }),
+      (problem) => current && setAnswer({ job, fields: [], problem }),
     );
     return () => {
       current = false;
     };
   }, [job]);
-  return state;
+  if (answer.job === job) return { ...answer, note: "This job has no parameters." };
+  return { fields: [], problem: null, note: named ? "Reading the job …" : "They are shown once a job is chosen." };
 }
 
 const applies = (field, form) => !(field.automatic && form.start_mode === "manual");

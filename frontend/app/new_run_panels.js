@@ -7,7 +7,7 @@ import { ADVANCED, MODES, START_MODES, TRAINING, WINDOW, promise } from "./run_f
 import { parse } from "./schema.js";
 import { Notice, Panel } from "./ui.js";
 
-const JOB = { name: "job", label: "Job", kind: "string", help: "path/file.py:Name, below the controller's job directory" };
+const JOB = { name: "job", label: "Job", kind: "string", help: "path/file.py:Name, below the job directory" };
 const NAME = { name: "name", label: "Name", kind: "string", hint: "two words", help: "Empty: chosen for you" };
 
 export function JobPanel({ form, change, problems, jobs: { list, problem }, schema }) {
@@ -15,13 +15,19 @@ export function JobPanel({ form, change, problems, jobs: { list, problem }, sche
   const pick = (job) => change({ job, params: {} });
   const items = list?.items ?? [];
   const typed = byName || (list && !items.length);
-  const card = (item) => ({ key: item.job, title: jobParts(item.job).name, place: jobParts(item.job).where, text: item.doc });
+  const card = ({ job, doc }) => ({ key: job, title: jobParts(job).name, place: jobParts(job).where, text: doc });
   return html`
     <${Panel} title="Job">
       ${problem && html`<${Notice} tone="bad" title="The jobs could not be listed">${problem.message}<//>`}
       ${typed
         ? html`<${Field} field=${JOB} value=${form.job} onInput=${pick} problem=${problems.job} />`
-        : html`<${Cards} legend="Job" options=${items.map(card)} value=${form.job} onPick=${pick} problem=${problems.job} />`}
+        : html`<${Cards}
+            legend="Job"
+            options=${items.map(card)}
+            value=${form.job}
+            onPick=${pick}
+            problem=${problems.job}
+          />`}
       <div class="under">
         ${items.length > 0 &&
         html`<button type="button" class="link" onClick=${() => setByName(!byName)}>
@@ -37,10 +43,10 @@ export function JobPanel({ form, change, problems, jobs: { list, problem }, sche
 
 function Broken({ broken }) {
   if (!broken.length) return null;
-  const what = broken.length === 1 ? "1 file looks like a job and cannot be used" : `${broken.length} files look like jobs and cannot be used`;
+  const what = broken.length === 1 ? "1 file looks like a job" : `${broken.length} files look like jobs`;
   return html`
     <details class="broken">
-      <summary>${what}</summary>
+      <summary>${what} and cannot be used</summary>
       <ul>${broken.map(({ job, text }) => html`<li key=${job}><code>${job}</code> ${text}</li>`)}</ul>
     </details>
   `;
@@ -50,11 +56,10 @@ function Params({ form, change, problems, schema }) {
   if (schema.problem) {
     return html`<${Notice} tone="bad" title="This job cannot be used as it is">${schema.problem.message}<//>`;
   }
-  if (!schema.fields.length) {
-    return html`<p class="muted">${schema.loading ? "Reading the job …" : "This job has no parameters."}</p>`;
-  }
+  if (!schema.fields.length) return html`<p class="muted">${schema.note}</p>`;
   const set = (name) => (value) => change({ params: { ...form.params, [name]: value } });
-  return html`<${Fields} fields=${schema.fields} values=${form.params} set=${set} problems=${problems} prefix="params." />`;
+  const shared = { fields: schema.fields, values: form.params, set, problems };
+  return html`<${Fields} ...${shared} prefix="params." />`;
 }
 
 export function TrainingPanel({ form, change, problems }) {
@@ -175,6 +180,6 @@ export function Summary({ form, create, count }) {
 function terms(form) {
   const manual = form.start_mode === "manual";
   const value = (field) => parse(field, form.values[field.name] ?? "").value ?? field.fallback;
-  const values = Object.fromEntries(WINDOW.map((field) => [field.name, manual && field.automatic ? undefined : value(field)]));
-  return { start_mode: form.start_mode, ...values };
+  const fields = WINDOW.filter((field) => !(manual && field.automatic));
+  return { start_mode: form.start_mode, ...Object.fromEntries(fields.map((field) => [field.name, value(field)])) };
 }

@@ -14,7 +14,8 @@ export function Outcome({ live, phase }) {
   const by = live.of("stopped_by").value;
   const reason = live.of("reason").value || (phase === "done" ? "All epochs were trained." : "No reason was recorded.");
   const model = live.of("checkpoints").value?.at(-1);
-  const download = model && html`<${Download} id=${live.id} row=${model} kind="button-primary">Model, ${bytes(model.bytes)}<//>`;
+  const size = model && `Model, ${bytes(model.bytes)}`;
+  const download = model && html`<${Download} id=${live.id} row=${model} kind="button-primary">${size}<//>`;
   return html`
     <${Notice} tone=${tone} title=${`${title}${sentence(live, phase)}`} action=${download}>
       ${reason}${by && ` Stopped by ${by}.`}
@@ -112,13 +113,11 @@ const LastLines = ({ death }) => html`
   </details>
 `;
 
-const Facts = ({ facts, mono = false }) => html`
-  <dl class="facts-list">
-    ${facts.map(
-      ([name, value]) => html`<div key=${name}><dt>${name}</dt><dd class=${mono ? "mono" : "tabular"}>${value}</dd></div>`,
-    )}
-  </dl>
-`;
+function Facts({ facts, mono = false }) {
+  const style = mono ? "mono" : "tabular";
+  const fact = ([name, value]) => html`<div key=${name}><dt>${name}</dt><dd class=${style}>${value}</dd></div>`;
+  return html`<dl class="facts-list">${facts.map(fact)}</dl>`;
+}
 
 export function Epochs({ live, epochs }) {
   const rows = epochs.value;
@@ -136,7 +135,12 @@ export function Epochs({ live, epochs }) {
     <${Panel} title="Epochs" note=${each ? `${count(each)} samples each, accepted exactly once` : ""}>
       ${rows.length
         ? html`<div class="tall-scroll" tabindex="0" role="region" aria-label="Finished epochs">
-            <${Table} caption="Finished epochs" columns=${columns} rows=${[...rows].reverse()} keyOf=${(row) => row.epoch} />
+            <${Table}
+              caption="Finished epochs"
+              columns=${columns}
+              rows=${[...rows].reverse()}
+              keyOf=${(row) => row.epoch}
+            />
           </div>`
         : html`<${Empty}>The first epoch is being trained.<//>`}
     <//>
@@ -145,7 +149,8 @@ export function Epochs({ live, epochs }) {
 
 function samples(row) {
   const lost = (row.samples_lost ?? []).length;
-  return html`${count(row.samples_accepted)}${lost > 0 && html` <span class="tone-bad ink">${plural(lost, "range")} lost</span>`}`;
+  const note = lost > 0 && html` <span class="tone-bad ink">${plural(lost, "range")} lost</span>`;
+  return html`${count(row.samples_accepted)}${note}`;
 }
 
 /** Everything that was decided before the run began. */
@@ -153,8 +158,8 @@ export function Config({ live }) {
   const config = live.of("config").value ?? {};
   const params = live.of("params").value ?? config.params ?? {};
   const { params: _, ...settings } = config;
-  const facts = (values) =>
-    Object.entries(values).map(([name, value]) => [words(name), value === null || value === "" ? MISSING : String(value)]);
+  const told = (value) => (value === null || value === "" ? MISSING : String(value));
+  const facts = (values) => Object.entries(values).map(([name, value]) => [words(name), told(value)]);
   return html`
     <details class="panel advanced">
       <summary>

@@ -1,4 +1,4 @@
-/** uPlot in a page: it follows the data, the width and the theme, zooms by dragging, and has a cursor for the keyboard. */
+/** uPlot in a page: it follows data, width and theme, zooms by dragging, and has a cursor for the keyboard. */
 import uPlot from "uplot";
 import { Button } from "./acts.js";
 import { html, useEffect, useRef, useState } from "./html.js";

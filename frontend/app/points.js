@@ -1,8 +1,8 @@
 /**
  * Rounds as chart points, kept small for any length of run. Pure.
  *
- * A point stands for the rounds `round..last`. When there are too many, neighbours are folded into one: samples, seconds and
- * batches add up, the loss is weighted by samples. So sums stay true and only the resolution falls.
+ * A point stands for the rounds `round..last`. When there are too many, neighbours are folded into one: samples,
+ * seconds and batches add up, the loss is weighted by samples. So sums stay true and only the resolution falls.
  */
 export const POINTS_KEPT = 1600;
 
@@ -88,7 +88,7 @@ export function columns(points, axis) {
   return out;
 }
 
-/** Rates over a whole run in batches and samples a second, less the first rounds, which only measure; null without any. */
+/** Batches and samples a second over a whole run, less the first rounds, which only measure; null without any. */
 export function overall(points, skip = 3) {
   const counted = points.filter((point) => point.last >= skip);
   const seconds = counted.reduce((total, point) => total + point.seconds, 0);

@@ -36,7 +36,9 @@ const ANCHOR = html`
 
 const figures = (label, cell, sort) => column(label, cell, { number: true, sort });
 const pace = (r) => html`${r.emulated_ms && html`<${Emulated} brief=${true} />`} ${millis(r.ms_per_batch)}`;
-const done = (r) => html`<span title="batches done / planned">${count(r.realized ?? 0)} / ${count(r.planned ?? 0)}</span>`;
+const done = (r) => html`
+  <span title="batches done / planned">${count(r.realized ?? 0)} / ${count(r.planned ?? 0)}</span>
+`;
 
 const WINDOW = figures("Window", done, (r) => r.planned);
 const COLUMNS = [

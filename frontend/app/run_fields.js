@@ -65,7 +65,7 @@ const SCHEDULER = [
     ...OPTIONAL,
   }),
   integer("max_anchor", "Most anchor", 1000, "Never more batches for the slow device", AT_LEAST_1),
-  number("overhead_target", "Overhead target", 0.05, "Share of time the reduce may take; the anchor grows until it holds", {
+  number("overhead_target", "Overhead target", 0.05, "Share of time the reduce may take; the anchor grows to hold it", {
     min: 0.01,
     max: 0.5,
   }),
@@ -74,7 +74,7 @@ const SCHEDULER = [
     ...OPTIONAL,
   }),
   number("gamma", "Work weighting", 1, "Exponent of a rank's weight in the average: 1 by work done, 0 all alike"),
-  json("fixed_counts", "Forced allotments", undefined, "Batches by rank, such as [4, 2, 1]; empty: ElChe decides", OPTIONAL),
+  json("fixed_counts", "Forced allotments", undefined, "By rank, such as [4, 2, 1]; empty: ElChe decides", OPTIONAL),
 ];
 
 const PATIENCE = [

@@ -75,7 +75,12 @@ function Head({ live, phase }) {
   `;
 }
 
-const ENDING = { scoring: "scoring the model", saving: "saving the model", leaving: "hosts are leaving", over: "ending" };
+const ENDING = {
+  scoring: "scoring the model",
+  saving: "saving the model",
+  leaving: "hosts are leaving",
+  over: "ending",
+};
 
 /** The end that is under way, or asked for. */
 function Leaving({ live, phase }) {
@@ -130,8 +135,8 @@ function Acts({ live, phase }) {
 
 const STOP = html`
   <p>
-    The cohort finishes the window that it is working on, averages it and saves a checkpoint. Then the run ends as done and
-    its hosts are released.
+    The cohort finishes the window that it is working on, averages it and saves a checkpoint. Then the run ends as done
+    and its hosts are released.
   </p>
   <p>Nothing that was computed is lost. A stopped run cannot be continued.</p>
 `;
@@ -144,8 +149,10 @@ const ABORT_TRAINING = html`
   <p>Use Stop to keep it.</p>
 `;
 
-const abortWords = (hosts) =>
-  `${hosts ? `${plural(hosts, "host")} will be sent away.` : "The join window closes."} Nothing has been trained yet, so nothing is lost.`;
+function abortWords(hosts) {
+  const effect = hosts ? `${plural(hosts, "host")} will be sent away.` : "The join window closes.";
+  return `${effect} Nothing has been trained yet, so nothing is lost.`;
+}
 
 const STEPS = ["Hosts join", "World forms", "Training", "Done"];
 const AT = { waiting: 0, staging: 0, forming: 1 };

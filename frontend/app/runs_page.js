@@ -36,7 +36,9 @@ export function RunsPage() {
 }
 
 const Skeleton = () => html`
-  <div class="skeletons" aria-hidden="true"><i class="skeleton tall" /><i class="skeleton" /><i class="skeleton" /></div>
+  <div class="skeletons" aria-hidden="true">
+    <i class="skeleton tall" /><i class="skeleton" /><i class="skeleton" />
+  </div>
   <p class="offscreen" role="status">Loading runs</p>
 `;
 
@@ -115,7 +117,9 @@ function History({ runs, live }) {
             keyOf=${(run) => run.id}
             rowClass=${() => "linked"}
           />`
-        : html`<p class="empty">No run matches. <button type="button" class="link" onClick=${all}>Show all</button></p>`}
+        : html`<p class="empty">
+            No run matches. <button type="button" class="link" onClick=${all}>Show all</button>
+          </p>`}
       ${live.cursor.value &&
       html`<div class="panel-foot"><${Button} onPress=${() => live.page()}>Load older runs<//></div>`}
     <//>

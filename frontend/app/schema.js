@@ -48,7 +48,7 @@ export function shown(field, value) {
   return field.kind === "json" ? JSON.stringify(value) : String(value);
 }
 
-/** What was typed as {value} (undefined: leave it to the default) or {problem}: a sentence that says what would be right. */
+/** What was typed as {value} (undefined: leave it to the default) or {problem}: a sentence with what would be right. */
 export function parse(field, typed) {
   if (field.kind === "boolean") return { value: Boolean(typed) };
   const text = String(typed ?? "").trim();

@@ -7,7 +7,7 @@ export const PARTS = [
   ["reduce", "Reduce", "packing, averaging over the network and loading"],
 ];
 
-/** By rank {compute, data, wait, reduce, total} in seconds over the last `last` rounds; ranks without work are left out. */
+/** By rank {compute, data, wait, reduce, total} in seconds over the last `last` rounds; ranks without work left out. */
 export function splitOf(rounds, last) {
   const sums = new Map();
   for (const row of rounds.slice(-last)) {

@@ -45,18 +45,22 @@ function Bars({ ranks, sums }) {
 
 function Bar({ rank, sum, longest }) {
   const shares = PARTS.map(([key, label]) => `${label} ${percent(sum[key] / sum.total)}`).join(", ");
-  const part = ([key]) => html`<i key=${key} class=${`part-${key}`} style=${{ width: `${(sum[key] / longest) * 100}%` }} />`;
+  const width = (key) => ({ width: `${(sum[key] / longest) * 100}%` });
+  const part = ([key]) => html`<i key=${key} class=${`part-${key}`} style=${width(key)} />`;
   return html`
     <li>
       <span class="bar-label"><strong>r${rank.rank}</strong> <span class="muted">${placeOf(rank)}</span></span>
-      <span class="bar" role="img" aria-label=${`Rank ${rank.rank}: ${shares}`} title=${shares}>${PARTS.map(part)}</span>
+      <span class="bar" role="img" aria-label=${`Rank ${rank.rank}: ${shares}`} title=${shares}>
+        ${PARTS.map(part)}
+      </span>
       <span class="bar-note tabular" title=${`${figure(sum.total)} s in all`}>${span(sum.total)}</span>
     </li>
   `;
 }
 
-const Key = () => html`
-  <ul class="legend">
-    ${PARTS.map(([key, label, what]) => html`<li key=${key} class="key" title=${what}><i class=${`part-${key}`} />${label}</li>`)}
-  </ul>
-`;
+function Key() {
+  const item = ([key, label, what]) => html`
+    <li key=${key} class="key" title=${what}><i class=${`part-${key}`} />${label}</li>
+  `;
+  return html`<ul class="legend">${PARTS.map(item)}</ul>`;
+}

@@ -42,7 +42,7 @@ function Join() {
       <details class="hints">
         <summary>It does not show up?</summary>
         <ul>
-          <li>The host must reach <code>${controller?.join_url ?? location.origin}</code>: one port, for everything.</li>
+          <li>The host must reach <code>${controller?.join_url ?? location.origin}</code>: one port for everything.</li>
           <li>The command carries the join token: keep it to those who may join.</li>
           <li>Add <code>--dry-run</code> to see what a host would offer, without joining.</li>
           <li>A host that was turned away or does not fit is listed under “At the door”, with the reason.</li>
@@ -71,7 +71,8 @@ function Forming({ live }) {
         ${ranks.map(
           (rank) => html`
             <li key=${rank.rank}>
-              <strong>r${rank.rank}</strong> <span class="muted">${rank.host_name}</span><${State} state=${rank.state} />
+              <strong>r${rank.rank}</strong> <span class="muted">${rank.host_name}</span>
+              <${State} state=${rank.state} />
             </li>
           `,
         )}

@@ -1,8 +1,9 @@
 /**
  * The pure state of one live view: `reduce(state, frame) -> state`. No DOM, no socket, no clock.
  *
- * Frames of the server: snapshot, delta, ping, gap. Frames of this page: opened, closed, tick, polled, history. Each carries
- * `now`, monotonic milliseconds. An unknown type throws: a frame that is silently ignored is a number that silently lies.
+ * Frames of the server: snapshot, delta, ping, gap. Frames of this page: opened, closed, tick, polled, history. Each
+ * carries `now`, monotonic milliseconds. An unknown type throws: a frame that is silently ignored is a number that
+ * silently lies.
  */
 import { addPoints } from "./points.js";
 

@@ -1,8 +1,9 @@
 /**
  * One live subscription that heals itself. It knows sockets and time; what frames mean is the reducer's business.
  *
- * `dispatch(frame)` gets every frame with `now`; it returns the new state. A state that asks for `resync` is answered with a new
- * subscription, whose first frame is a snapshot. `lost()` is asked after each failed connection whether to go on.
+ * `dispatch(frame)` gets every frame with `now`; it returns the new state. A state that asks for `resync` is answered
+ * with a new subscription, whose first frame is a snapshot. `lost()` is asked after each failed connection whether to
+ * go on.
  */
 const RETRY_FIRST_MS = 400;
 const RETRY_MOST_MS = 8000;

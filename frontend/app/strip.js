@@ -49,10 +49,13 @@ function ratesOf(live, phase) {
 }
 
 function Rate({ live, phase }) {
-  const { batches_per_second: rate, samples_per_second: samples, ideal_batches_per_second: ideal } = ratesOf(live, phase);
-  const sub = Number.isFinite(rate) ? `${short(rate)} of ${short(ideal)} batches/s` : "measured from the first rounds";
+  const rates = ratesOf(live, phase);
+  const known = Number.isFinite(rates.batches_per_second);
+  const batches = `${short(rates.batches_per_second)} of ${short(rates.ideal_batches_per_second)} batches/s`;
+  const sub = known ? batches : "measured from the first rounds";
   const label = isEnded(phase) ? "Samples/s, mean" : "Samples/s";
-  return html`<${Tile} label=${label} value=${short(samples)} sub=${sub} mark=${live.of("emulated").value} />`;
+  const value = short(rates.samples_per_second);
+  return html`<${Tile} label=${label} value=${value} sub=${sub} mark=${live.of("emulated").value} />`;
 }
 
 function Efficiency({ live, phase }) {

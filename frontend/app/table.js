@@ -16,15 +16,17 @@ export function Table({ caption, columns, rows, keyOf, rowClass }) {
   const by = sort && columns.find((candidate) => candidate.label === sort.label);
   const way = sort?.down ? -1 : 1;
   const shown = by ? [...rows].sort((a, b) => order(by.sort(a), by.sort(b)) * way) : rows;
+  const head = (one) => html`<${Head} key=${one.label} column=${one} sort=${sort} onSort=${setSort} />`;
+  const body = (row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} className=${rowClass?.(row)} />`;
   return html`
     <div class="table-scroll">
       <table role="table">
         <caption class="offscreen">${caption}</caption>
         <thead role="rowgroup">
-          <tr role="row">${columns.map((c) => html`<${Head} key=${c.label} column=${c} sort=${sort} onSort=${setSort} />`)}</tr>
+          <tr role="row">${columns.map(head)}</tr>
         </thead>
         <tbody role="rowgroup">
-          ${shown.map((row) => html`<${Row} key=${keyOf(row)} row=${row} columns=${columns} className=${rowClass?.(row)} />`)}
+          ${shown.map(body)}
         </tbody>
       </table>
     </div>
@@ -38,7 +40,9 @@ function Row({ row, columns, className = "" }) {
       <th role="rowheader" scope="row" class=${classes(first)}>${first.cell(row)}</th>
       ${rest.map(
         (c) => html`
-          <td key=${c.label} role="cell" class=${classes(c)} data-label=${c.quiet ? undefined : c.label}>${c.cell(row)}</td>
+          <td key=${c.label} role="cell" class=${classes(c)} data-label=${c.quiet ? undefined : c.label}>
+            ${c.cell(row)}
+          </td>
         `,
       )}
     </tr>

@@ -1,4 +1,4 @@
-/** Light, dark, or as the system says; remembered. Canvases ask here for colours, since they cannot read CSS by themselves. */
+/** Light, dark, or as the system says; remembered. Canvases ask here for colours: they cannot read CSS variables. */
 import { signal } from "./html.js";
 
 const KEY = "marchline.theme";

@@ -33,13 +33,16 @@ function Places({ terms }) {
   const { joined_ranks: joined, joined_hosts: hosts, quorum, target } = terms;
   const most = Math.max(joined, quorum, target ?? 0);
   const goal = target ? `, starts at ${target}` : "";
+  const ranks = joined === 1 ? "rank" : "ranks";
   const place = (_, i) => html`<i key=${i} class=${`${i < joined ? "in" : ""} ${i === quorum - 1 ? "quorum" : ""}`} />`;
   return html`
     <div class="places" role="img" aria-label=${`${plural(joined, "rank")} joined, ${quorum} needed${goal}`}>
       ${most <= MOST_PLACES && Array.from({ length: most }, place)}
     </div>
     <p class="places-words">
-      <span><strong class="tabular">${count(joined)}</strong> ${joined === 1 ? "rank" : "ranks"} from ${plural(hosts, "host")}</span>
+      <span>
+        <strong class="tabular">${count(joined)}</strong> ${ranks} from ${plural(hosts, "host")}
+      </span>
       <span class="muted">quorum ${quorum}${target ? ` · target ${target}` : ""}</span>
     </p>
   `;
@@ -130,7 +133,7 @@ function Start({ live, terms }) {
 
 const NUMBER = { kind: "integer", min: 2 };
 const QUORUM = { ...NUMBER, name: "quorum", label: "Quorum", required: true, help: "Ranks that must have joined" };
-const TARGET = { ...NUMBER, name: "target", label: "Target", optional: true, help: "Starts at once with so many; empty: none" };
+const TARGET = { ...NUMBER, name: "target", label: "Target", optional: true, help: "Starts at once with so many" };
 
 /** Quorum and target may change while the window is open. Only what was touched is sent. */
 function Change({ live, terms }) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +16,21 @@ from backend.runtime.settings import Settings
 from backend.store import Store, sqlite_url
 
 
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of today's schema, to be copied: migrating takes longer than most tests."""
+    path = tmp_path_factory.mktemp("migrated") / "marchline.sqlite3"
+    Store.open(sqlite_url(path)).close()
+    return path
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path, migrated: Path) -> Settings:
     job_dir = tmp_path / "jobs"
     job_dir.mkdir()
     (job_dir / "digits.py").write_text(JOB)
     (tmp_path / "var").mkdir()
+    shutil.copy(migrated, tmp_path / "var/marchline.sqlite3")
     return Settings(data_dir=tmp_path / "var", job_dir=job_dir, allowed_hosts=("march.example",))
 
 

@@ -1,7 +1,7 @@
 """A cohort on a virtual clock: the real core, with hosts, ranks and a reduce plane played by the rehearsal.
 
-Every rank is an odometer (one number w that each batch raises by 1), so the consensus of every round has an exact value.
-After each event the core's invariants are checked. Nothing sleeps; time is whatever the next event says.
+Every rank is an odometer (one number w that each batch raises by 1), so the consensus of every round has an exact
+value. After each event the core's invariants are checked. Nothing sleeps; time is whatever the next event says.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import pytest
 from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
+from backend.core.vocabulary import Effect, OpenRound, SendRank, SendRelay
+from wire.messages import RoundCommitted, StartChunk
 
 
 def config(**changes: object) -> RunConfig:
@@ -134,12 +136,12 @@ class TestDeaths:
         play = formed((1.0,), (1.0,), samples=8, fixed_counts=(3, 1))
         seen: list[bool] = []
 
-        def kill_at_commit(effect: object) -> bool:
-            if type(effect).__name__ == "SendRelay" and type(effect.message).__name__ == "RoundCommitted" and not seen:  # type: ignore[attr-defined]
-                if effect.message.round == 0:  # type: ignore[attr-defined]
-                    seen.append(True)
-                    play.ranks[1].alive = False
-                    play.at(play.now, lambda: play.kill(1))
+        def kill_at_commit(effect: Effect) -> bool:
+            commits = isinstance(effect, SendRelay) and isinstance(effect.message, RoundCommitted)
+            if commits and effect.message.round == 0 and not seen:  # type: ignore[union-attr]
+                seen.append(True)
+                play.ranks[1].alive = False
+                play.at(play.now, lambda: play.kill(1))
             return False
 
         play.intercept = kill_at_commit
@@ -247,15 +249,11 @@ class TestBounds:
         play = formed((10.0,), (10.0,), samples=500)
         swallowed: list[object] = []
 
-        def lose_one_plan(effect: object) -> bool:
-            if (
-                type(effect).__name__ == "SendRank"
-                and type(effect.message).__name__ == "StartChunk"
-                and effect.rank == 1
-            ):  # type: ignore[attr-defined]
+        def lose_one_plan(effect: Effect) -> bool:
+            lost = isinstance(effect, SendRank) and isinstance(effect.message, StartChunk) and effect.rank == 1
+            if lost:
                 swallowed.append(effect)
-                return True
-            return False
+            return lost
 
         play.intercept = lose_one_plan
         play.run(until=1000)
@@ -265,7 +263,7 @@ class TestBounds:
 
     def test_a_reduce_that_never_closes_ends_as_a_reduce_stall(self) -> None:
         play = formed((10.0,), (10.0,), samples=500)
-        play.intercept = lambda effect: type(effect).__name__ == "OpenRound" and effect.round == 1  # type: ignore[attr-defined]
+        play.intercept = lambda effect: isinstance(effect, OpenRound) and effect.round == 1
         play.run(until=1000)
         assert play.end and "ReduceStall: round 1" in play.end.reason
 

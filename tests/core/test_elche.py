@@ -1,6 +1,7 @@
 """ElChe: calibration, election, counts, cap, phases, deaths, and the sentence (behaviour C; traces T1, T3, T4)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from elche_windows import calibrated, window
@@ -356,3 +357,21 @@ def test_rates_know_only_their_ranks():
 
     assert rates.by_rank() == {0: 10.0, 1: 0.0}
     assert rates.smoothed(7) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ms", "batches", "smoothed"),
+    [
+        (20.0, 1, 20.0),  # a window of one batch is a reading
+        (0.5, 2, 0.25),  # so is one of less than a millisecond
+        (20.0, 0, 0.0),
+        (0.0, 5, 0.0),
+        (math.inf, 5, 0.0),
+    ],
+)
+def test_what_counts_as_a_reading(ms, batches, smoothed):
+    rates = Rates([0])
+
+    rates.observe(replace(window({0: 1.0}), ms={0: ms}, batches={0: batches}))
+
+    assert rates.smoothed(0) == smoothed

@@ -137,7 +137,19 @@ def test_an_uncalibrated_state_restores_uncalibrated():
     elche.restore(ElChe([0, 1]).state())
 
     assert not elche.calibrated
-    assert elche.counts == {0: 10, 1: 10}
+    assert (elche.calibrations, elche.counts) == (0, {0: 10, 1: 10})
+    elche.report_window(window({0: 10.0, 1: 25.0}))
+    assert elche.smoothed(0) == 10.0  # what was unknown is no reading of 0
+
+
+@pytest.mark.parametrize(("saved", "anchor"), [(0, 1), (1, 1), (7, 7)])
+def test_a_nudged_anchor_is_restored_as_low_as_it_was(saved, anchor):
+    elche = ElChe([0, 1])
+
+    elche.restore(elche.state() | {"anchor": saved, "smoothed_ms_per_batch": {"0": float("inf"), "1": 5.0}})
+
+    assert (elche.anchor, elche.smoothed(0)) == (anchor, 0.0)
+    elche.check()
 
 
 @pytest.mark.parametrize(

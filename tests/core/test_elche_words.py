@@ -70,6 +70,35 @@ def test_sentences(before, counts, rates, anchor_rank, sentence):
     assert say(before, counts, rates, anchor_rank) == sentence
 
 
+@pytest.mark.parametrize(
+    ("pace", "text"),
+    [(0.0412, "0.0412"), (9.99, "9.99"), (10.0, "10.0"), (81.23, "81.2"), (999.9, "999.9"), (1000.0, "1000")],
+)
+def test_how_milliseconds_read(pace, text):
+    assert say({0: 10}, {0: 10}, {0: pace}, 0).startswith(f"Rank 0 sets the pace at {text} ms a batch")
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (106.0, "is slower still at 106.0 ms"),
+        (105.0, "is about as fast"),
+        (95.3, "is about as fast"),
+        (90.0, "is 1.1 times as fast"),
+        (10.5, "is 9.5 times as fast"),
+        (10.0, "is 10 times as fast"),
+        (100 / 64, "is 64 times as fast and"),
+        (1.5, "is 67 times as fast, counted as 64, and"),
+    ],
+)
+def test_how_a_speed_reads(ms, text):
+    assert f"; rank 1 {text}" in say({0: 10, 1: 10}, {0: 10, 1: 10}, {0: 100.0, 1: ms}, 0)
+
+
+def test_an_epoch_of_one_batch_is_in_the_singular():
+    assert "epoch's 1 batch, so" in say({0: 1}, {0: 1}, {0: 10.0}, 0, cap=1)
+
+
 def test_what_kept_the_counts_from_following_the_speeds_is_said():
     sentence = say({0: 25, 1: 10}, {0: 28, 1: 10}, {0: 7.0, 1: 25.0}, 1, step=3, cap=400)
 

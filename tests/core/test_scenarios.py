@@ -17,18 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rehearsal import Rehearsal, lose_relay
+
 from backend.core.config import RunConfig
 from backend.core.vocabulary import Operator, Record, Refused
-from rehearsal import Rehearsal, lose_relay
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.txt"))
 SEPARATOR = "---\n"
 SHOWN_EVENTS = {"Operator", "LinkLost", "RelayLost", "RankExited"}
 SHOWN_EFFECTS = {"OpenRound", "AbortRound", "DropHost", "WriteCheckpoint", "Refused", "End", "CloseLink"}
-SHOWN_MESSAGES = {"StartChunk", "Accept", "Reject", "WorldFormed", "RoundCommitted", "RunEnded", "DeclareDead", "Shutdown"}
-HIDDEN_FIELDS = {"plan", "run_salt", "run_secret", "global_step", "params_elements", "buffers_elements", "buffers_realized",
-                 "formation_wait_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds", "generation", "local_state",
-                 "manifest"}  # fmt: skip
+SHOWN_MESSAGES = {
+    *("StartChunk", "Accept", "Reject", "WorldFormed", "RoundCommitted", "RunEnded", "DeclareDead", "Shutdown"),
+}
+HIDDEN_FIELDS = {
+    *("plan", "run_salt", "run_secret", "global_step", "params_elements", "buffers_elements", "buffers_realized"),
+    *("formation_wait_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds", "generation"),
+    *("local_state", "manifest"),
+}
 
 
 def perform(script: str) -> Rehearsal:
@@ -62,7 +67,7 @@ def do(play: Rehearsal, act: str, arguments: list[str]) -> None:
     match act, arguments:
         case "join", [name, *ms]:
             play.join(name, *map(float, ms))
-        case ("start" | "stop" | "abort"), []:
+        case (("start" | "stop" | "abort"), []):
             play.operate(act, by="operator")
         case "extend", [seconds]:
             play.operate("extend", seconds=float(seconds))
@@ -114,7 +119,7 @@ def describe(item: Any) -> str:
     if isinstance(item, Refused):
         return f"refused {item.code}: {item.reason}"
     if message is not None:
-        whom = next((f"{field} {getattr(item, field)}" for field in ("rank", "host", "link") if hasattr(item, field)), "")
+        whom = next(f"{field} {getattr(item, field)}" for field in ("rank", "host", "link") if hasattr(item, field))
         arrow = "->" if name.startswith("Send") else "<-"
         values = {field: getattr(message, field) for field in message.__struct_fields__}
         return f"{arrow} {whom}: {type(message).__name__} {words(values)}".rstrip()
@@ -123,7 +128,8 @@ def describe(item: Any) -> str:
 
 
 def words(values: dict[str, Any]) -> str:
-    return " ".join(f"{key}={compact(value)}" for key, value in values.items() if key not in HIDDEN_FIELDS and value not in ("", None))
+    shown = {key: value for key, value in values.items() if key not in HIDDEN_FIELDS and value not in ("", None)}
+    return " ".join(f"{key}={compact(value)}" for key, value in shown.items())
 
 
 def compact(value: Any) -> str:
@@ -131,7 +137,9 @@ def compact(value: Any) -> str:
         return "(" + words({field: getattr(value, field) for field in value.__struct_fields__}) + ")"
     if isinstance(value, list):
         return "[" + ", ".join(map(compact, value)) + "]"
-    return f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) and " " in value else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return repr(value) if isinstance(value, str) and " " in value else str(value)
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

@@ -1,4 +1,5 @@
-"""Random worlds: speeds, sizes, batches, deaths. Whatever happens, no invariant breaks and the run ends for a reason."""
+"""Random worlds: speeds, sizes, batches, deaths. Whatever happens, no invariant breaks and the run ends for a
+reason."""
 
 from __future__ import annotations
 

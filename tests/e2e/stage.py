@@ -1,4 +1,4 @@
-"""The product as its users start it: a controller process, worker processes, and the REST API between them and the test."""
+"""The product as its users start it: a controller, workers, and the REST API between them and the test."""
 
 from __future__ import annotations
 

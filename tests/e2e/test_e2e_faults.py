@@ -75,7 +75,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(marchline: St
     ("kind", "expected"),
     [
         ("raise", {"exception": "ValueError", "exit_code": 1}),
-        ("exit0", {"exit_code": 0}),
+        ("exit0", {"exception": "SystemExit"}),
         ("segfault", {"signal": "SIGSEGV"}),
     ],
 )
@@ -214,7 +214,7 @@ class TestTheDoor:
             ("missing.py:Nothing", {}, "job_not_found"),
             ("broken.py:NoSuchClass", {}, "job_class_missing"),
             ("../conftest.py:Job", {}, "job_outside_dir"),
-            ("odometer.py:Odometer", {"smaples": 3}, "params_unknown"),
+            ("odometer.py:Odometer", {"smaples": 3}, "param_unknown"),
         ],
     )
     def test_a_bad_job_is_refused_when_the_run_is_created(

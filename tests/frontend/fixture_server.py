@@ -1,19 +1,16 @@
-"""The dashboard over canned data, under the policy that the controller uses: ``python tests/frontend/fixture_server.py``.
+"""The dashboard over canned data, its files served by the controller's own code, policy and all.
 
-One run in every phase (``fixture_states``), a stream that moves, and refusals that explain. For looking and for tests.
+One run in every phase (``fixture_states``), a stream that moves, and refusals that explain. For tests, and for looking:
+``python tests/frontend/fixture_server.py [--empty]`` prints an address.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import hashlib
 import json
-import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
@@ -21,12 +18,12 @@ import fixture_states as states
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-FRONTEND = Path(__file__).resolve().parents[2] / "frontend"
-TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+from backend.api.frontend import Frontend
+
 TICKET = "demo-ticket"
 FRAME_SECONDS = 0.25
 ROUND_FRAMES = 4
@@ -44,29 +41,45 @@ VIEWS: dict[int, Callable[[], dict[str, Any]]] = {
     states.HOSTILE: states.hostile,
 }
 DEAD = {states.FAILED: {1: 31, 2: 37}}
-SUMMARY = ("id", "name", "job", "mode", "phase", "reason", "created_at", "started_at", "ended_at", "world_size", "epochs", "loss", "emulated")
-
-
-def policy(index: str) -> str:
-    """The controller's content security policy: only our own files, and the one inline import map by its hash."""
-    script = re.search(r'<script type="importmap">(.*?)</script>', index, re.S)
-    assert script is not None
-    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    return (
-        f"default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    )
+SUMMARY = (
+    "id",
+    "name",
+    "job",
+    "mode",
+    "phase",
+    "reason",
+    "created_at",
+    "started_at",
+    "ended_at",
+    "world_size",
+    "epochs",
+    "loss",
+    "emulated",
+)
 
 
 def problem(status: int, code: str, detail: str, errors: list[dict[str, str]] | None = None) -> Response:
-    body = {"type": "about:blank", "title": code.replace("_", " ").capitalize(), "status": status, "detail": detail, "code": code, "errors": errors or []}
+    body = {
+        "type": "about:blank",
+        "title": code.replace("_", " ").capitalize(),
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "errors": errors or [],
+    }
     return JSONResponse(body, status, media_type="application/problem+json")
 
 
 def summary(view: dict[str, Any]) -> dict[str, Any]:
     picked = {key: view[key] for key in SUMMARY}
     metrics = view["eval"]["metrics"] if view["eval"] else None
-    return {**picked, "epochs_done": len(view["samples_accepted"]), "rounds_done": view["round"], "metrics": metrics, "deaths": len(view["deaths"])}
+    return {
+        **picked,
+        "epochs_done": len(view["samples_accepted"]),
+        "rounds_done": view["round"],
+        "metrics": metrics,
+        "deaths": len(view["deaths"]),
+    }
 
 
 def rounds_of(run_id: int) -> list[dict[str, Any]]:
@@ -79,10 +92,14 @@ class Fixture:
 
     def __init__(self, *, empty: bool = False) -> None:
         self.runs = {} if empty else VIEWS
-        self.index = (FRONTEND / "index.html").read_text()
-        self.vendor = json.loads((FRONTEND / "vendor.json").read_text())
+        self.files = Frontend()
         self.posted: list[tuple[str, Any]] = []
-        self.silent = False
+        """state changes that were asked for, and their bodies"""
+        self.sockets: set[WebSocket] = set()
+        self.lose_frames = 0
+        """so many frames of the next stream are lost on the way"""
+        self.subscriptions = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
 
     def app(self) -> Starlette:
         api = "/api/v1"
@@ -102,18 +119,14 @@ class Fixture:
             ]
         )
 
-    async def page(self, _: Request) -> Response:
-        return Response(self.index, media_type="text/html", headers={"Content-Security-Policy": policy(self.index)})
+    async def page(self, request: Request) -> Response:
+        return self.files.page(request)
 
     async def asset(self, request: Request) -> Response:
-        return self.file(FRONTEND / "app" / request.path_params["name"])
+        return self.files.app(request, request.path_params["name"])
 
     async def vendored(self, request: Request) -> Response:
-        return self.file(FRONTEND / self.vendor[request.path_params["name"]])
-
-    def file(self, path: Path) -> Response:
-        kind = ".js" if path.suffix == ".mjs" else path.suffix
-        return FileResponse(path, media_type=TYPES[kind], headers={"Cache-Control": "no-store"})
+        return self.files.vendor(request, request.path_params["name"])
 
     async def session(self, request: Request) -> Response:
         if request.method == "DELETE":
@@ -127,26 +140,54 @@ class Fixture:
             entered = JSONResponse({"kind": "operator"})
             entered.set_cookie("session", "yes", httponly=True, samesite="strict")
             return entered
-        return JSONResponse({"kind": "operator"}) if request.cookies.get("session") else problem(401, "unauthenticated", "Sign in first.")
+        return (
+            JSONResponse({"kind": "operator"})
+            if request.cookies.get("session")
+            else problem(401, "unauthenticated", "Sign in first.")
+        )
 
     async def controller(self, request: Request) -> Response:
         url = str(request.base_url).rstrip("/")
         command = f"python -m worker --join {url} --token 7f3k-example-token --job-dir ."
-        return JSONResponse({"name": "demo", "version": "0.1.0", "wire_version": 1, "join_url": url, "join_command": command, "join_token": "7f3k-example-token"})
+        return JSONResponse(
+            {
+                "name": "demo",
+                "version": "0.1.0",
+                "wire_version": 1,
+                "join_url": url,
+                "join_command": command,
+                "join_token": "7f3k-example-token",
+            }
+        )
 
     async def jobs(self, _: Request) -> Response:
         items = [
-            {"job": "examples/digits.py:Digits", "doc": "Handwritten digits, 8 by 8 pixels: a small network that trains in seconds."},
+            {
+                "job": "examples/digits.py:Digits",
+                "doc": "Handwritten digits, 8 by 8 pixels: a small network that trains in seconds.",
+            },
             {"job": "examples/tiny_gpt.py:TinyGPT", "doc": "A byte-level language model on Python's own source text."},
         ]
-        broken = [{"job": "examples/draft.py:Draft", "code": "job_method_missing", "text": "Draft has no method training_step"}]
+        broken = [
+            {
+                "job": "examples/draft.py:Draft",
+                "code": "job_method_missing",
+                "text": "Draft has no method training_step",
+            }
+        ]
         return JSONResponse({"items": items, "next_cursor": None, "broken": broken})
 
     async def schema(self, request: Request) -> Response:
         if "digits" not in request.query_params["job"]:
             return problem(422, "job_syntax_error", "examples/tiny_gpt.py cannot be read: line 12: unexpected indent.")
         properties = {
-            "hidden": {"type": "integer", "default": 64, "title": "Hidden", "description": "Width of the hidden layer", "minimum": 1},
+            "hidden": {
+                "type": "integer",
+                "default": 64,
+                "title": "Hidden",
+                "description": "Width of the hidden layer",
+                "minimum": 1,
+            },
             "learning_rate": {"type": "number", "default": 0.003, "title": "Learning Rate"},
             "activation": {"enum": ["relu", "gelu"], "type": "string", "default": "relu"},
             "augment": {"type": "boolean", "default": False, "description": "Shift each image by up to one pixel"},
@@ -160,9 +201,19 @@ class Fixture:
             body = await request.json()
             self.posted.append(("runs", body))
             if body.get("quorum") == 99:
-                return problem(422, "invalid_config", "The configuration has 2 problems.", [
-                    {"field": "quorum", "code": "quorum_too_large", "text": "99 ranks are more than this controller takes"},
-                    {"field": "params.hidden", "code": "param_range", "text": "hidden must be at most 512"}])  # fmt: skip
+                return problem(
+                    422,
+                    "invalid_config",
+                    "The configuration has 2 problems.",
+                    [
+                        {
+                            "field": "quorum",
+                            "code": "quorum_too_large",
+                            "text": "99 ranks are more than this controller takes",
+                        },
+                        {"field": "params.hidden", "code": "param_range", "text": "hidden must be at most 512"},
+                    ],
+                )
             return JSONResponse({"id": states.WAITING}, 201)
         items = [summary(make()) for make in self.runs.values()]
         return JSONResponse({"items": items[::-1], "next_cursor": None})
@@ -182,8 +233,10 @@ class Fixture:
         rows: dict[str, list[dict[str, Any]]] = {
             "rounds": [row for row in rounds_of(run_id) if row["round"] > after],
             "events": [event for event in states.EVENTS if event["id"] > after],
-            "epochs": states.epochs(len(view["samples_accepted"])), "deaths": view["deaths"], "checkpoints": view["checkpoints"],
-        }  # fmt: skip
+            "epochs": states.epochs(len(view["samples_accepted"])),
+            "deaths": view["deaths"],
+            "checkpoints": view["checkpoints"],
+        }
         return JSONResponse({"items": rows[part][: int(request.query_params.get("limit", 400))], "next_cursor": None})
 
     async def act(self, request: Request, run_id: int, part: str) -> Response:
@@ -192,18 +245,44 @@ class Fixture:
         self.posted.append((f"{request.method} {run_id} {part}", json.loads(body) if body else None))
         missing = (self.runs[run_id]()["window"] or {}).get("missing", [])
         if part == "start" and missing:
-            return problem(409, missing[0]["code"], f"The run cannot start yet: {missing[0]['text']}.", [
-                {"field": "", "code": m["code"], "text": m["cure"]} for m in missing])  # fmt: skip
+            return problem(
+                409,
+                missing[0]["code"],
+                f"The run cannot start yet: {missing[0]['text']}.",
+                [{"field": "", "code": m["code"], "text": m["cure"]} for m in missing],
+            )
         return Response(status_code=204)
 
     async def stream(self, socket: WebSocket) -> None:
         await socket.accept()
+        self.loop = asyncio.get_running_loop()
+        self.sockets.add(socket)
+        self.subscriptions += 1
         run = socket.query_params.get("run")
         frames = self.overview() if run is None else self.frames(int(run))
-        sending = asyncio.create_task(send_all(socket, frames))
+        sending = asyncio.create_task(self.send_all(socket, frames))
         with contextlib.suppress(WebSocketDisconnect):
             await socket.receive_text()
         sending.cancel()
+        self.sockets.discard(socket)
+
+    async def send_all(self, socket: WebSocket, frames: AsyncIterator[dict[str, Any]]) -> None:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            async for frame in frames:
+                if frame["type"] == "delta" and self.lose_frames:
+                    self.lose_frames -= 1
+                else:
+                    await socket.send_json(frame)
+
+    def drop(self) -> None:
+        """Close every stream, as a proxy that restarts would. Called from the test's thread."""
+
+        async def close() -> None:
+            for socket in list(self.sockets):
+                await socket.close(1011)
+
+        assert self.loop is not None, "nobody has subscribed yet"
+        asyncio.run_coroutine_threadsafe(close(), self.loop).result(5)
 
     async def overview(self) -> AsyncIterator[dict[str, Any]]:
         runs = [summary(make()) for make in self.runs.values()]
@@ -213,18 +292,18 @@ class Fixture:
 
     async def frames(self, run_id: int) -> AsyncIterator[dict[str, Any]]:
         view = self.runs[run_id]()
-        yield {"type": "snapshot", "seq": 1, "view": view, "rounds": rounds_of(run_id), "events": states.EVENTS if view["ranks"] else states.EVENTS[:1]}
-        if run_id in (states.STALE, states.EARLY) or self.silent:
-            await asyncio.sleep(3600 if run_id != states.EARLY else 1)
+        yield {
+            "type": "snapshot",
+            "seq": 1,
+            "view": view,
+            "rounds": rounds_of(run_id),
+            "events": states.EVENTS if view["ranks"] else states.EVENTS[:1],
+        }
+        if run_id == states.STALE:
+            await asyncio.Event().wait()
         moving = run_id in (states.TRAINING, states.WIDE)
         async for frame in march(run_id, view) if moving else pings(1):
             yield frame
-
-
-async def send_all(socket: WebSocket, frames: AsyncIterator[dict[str, Any]]) -> None:
-    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-        async for frame in frames:
-            await socket.send_json(frame)
 
 
 async def pings(seq: int) -> AsyncIterator[dict[str, Any]]:
@@ -244,7 +323,9 @@ async def march(run_id: int, view: dict[str, Any]) -> AsyncIterator[dict[str, An
             closed = step == ROUND_FRAMES - 1
             rows = [states.round_row(rounds, ranks)] if closed else []
             rounds += closed
-            following = states.training(run_id, view["name"], rounds, ranks=ranks, progress=(step + 1) % ROUND_FRAMES / ROUND_FRAMES)
+            following = states.training(
+                run_id, view["name"], rounds, ranks=ranks, progress=(step + 1) % ROUND_FRAMES / ROUND_FRAMES
+            )
             patch = {key: value for key, value in following.items() if value != view[key]}
             view = following
             yield {"type": "delta", "seq": seq, "patch": patch, "rounds": rows, "events": []}
@@ -253,7 +334,11 @@ async def march(run_id: int, view: dict[str, Any]) -> AsyncIterator[dict[str, An
 @contextlib.contextmanager
 def serve(fixture: Fixture, port: int = 0) -> Iterator[str]:
     """Serve in a thread until the block ends; yields the origin."""
-    server = uvicorn.Server(uvicorn.Config(fixture.app(), port=port, log_level="critical", ws="websockets-sansio", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            fixture.app(), port=port, log_level="critical", ws="websockets-sansio", timeout_graceful_shutdown=1
+        )
+    )
     thread = Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

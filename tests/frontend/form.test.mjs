@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { span } from "../../frontend/app/format.js";
+import { ALL_FIELDS, promise } from "../../frontend/app/run_fields.js";
 import { fieldsOf, parse, shown } from "../../frontend/app/schema.js";
 
 const SCHEMA = {

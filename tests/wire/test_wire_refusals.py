@@ -25,8 +25,7 @@ from wire_ends import (
 )
 
 from wire import frames
-from wire.codes import CloseCode, close_code
-from wire.errors import ErrorCode, LocalProtocolError, ProtocolError, RemoteProtocolError
+from wire.errors import ErrorCode, RemoteProtocolError
 from wire.frames import Channel, Kind
 from wire.messages import NO_RANK, WIRE_VERSION, Leaving, Update, encode
 from wire.session import Received, Session
@@ -377,27 +376,6 @@ def test_a_refusal_of_any_version_is_read_and_made_printable() -> None:
 
 def test_a_long_reason_is_cut_to_the_refusals_cap() -> None:
     assert len(frames.refusal(ErrorCode.OVERSIZE, "x" * 9999)) == 8 + 512
-
-
-# --------------------------------------------------------------------------------------- errors and codes
-
-
-def test_errors_are_one_family() -> None:
-    assert issubclass(LocalProtocolError, ProtocolError)
-    assert issubclass(RemoteProtocolError, ProtocolError)
-    with pytest.raises(ValueError, match="nonsense"):
-        RemoteProtocolError("nonsense", "no such code")
-
-
-@pytest.mark.parametrize("code", ErrorCode)
-def test_every_error_closes_with_a_code_of_ours(code: ErrorCode) -> None:
-    expected = {
-        ErrorCode.BAD_MAC: CloseCode.AUTH,
-        ErrorCode.UNKNOWN_RUN: CloseCode.REFUSED,
-        ErrorCode.PEER_REFUSED: CloseCode.REFUSED,
-    }.get(code, CloseCode.PROTOCOL)
-    assert close_code(code) is expected
-    assert 4000 <= expected < 5000
 
 
 def test_nothing_reaches_the_shell_from_a_frame_that_failed() -> None:

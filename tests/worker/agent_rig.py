@@ -6,16 +6,13 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 REPOSITORY = Path(__file__).parents[2]
 JOBS = REPOSITORY / "tests" / "jobs"
 PATIENCE = 60.0
-
-T = TypeVar("T")
 
 
 class AgentProcess:
@@ -51,9 +48,9 @@ class AgentProcess:
         """Its living children by process number, each with its module."""
         return {pid: what for pid, (parent, what) in processes().items() if parent == self.pid}
 
-    async def child(self, module: str) -> int:
+    def child(self, module: str) -> int:
         """The process number of a child that runs this module."""
-        return await until(lambda: next((pid for pid, what in self.children().items() if module in what), 0))
+        return next(pid for pid, what in self.children().items() if module in what)
 
 
 @asynccontextmanager
@@ -91,19 +88,25 @@ def processes() -> dict[int, tuple[int, str]]:
     return found
 
 
-async def until(look: Callable[[], T]) -> T:
-    """Look again, every few milliseconds, until there is something to see."""
-    async with asyncio.timeout(PATIENCE):
-        while not (found := look()):  # noqa: ASYNC110 (other processes set no events of ours)
-            await asyncio.sleep(0.02)
-        return found
-
-
 async def gone(pids: Iterable[int], seconds: float = 10.0) -> None:
-    """Wait until none of these processes lives."""
+    """Wait until none of these processes lives, whoever their parent is."""
     async with asyncio.timeout(seconds):
-        while processes().keys() & set(pids):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        for pid in pids:
+            await _ended(pid)
+
+
+async def _ended(pid: int) -> None:
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, event = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(handle, event.set)
+    try:
+        await event.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
 
 
 def shared_directory(rank_pid: int) -> Path:

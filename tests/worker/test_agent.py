@@ -59,7 +59,7 @@ async def test_a_host_joins_trains_and_goes_home() -> None:
         relay = await controller.form(host, plan(ODO, total_samples=64, params=SAMPLES))
         ready = await relay.expect(RankReady, rank=0)
         assert ready.params_elements == 1
-        directory = shared_directory(await running.child("worker.rank"))
+        directory = shared_directory(running.child("worker.rank"))
         assert directory.stat().st_mode & 0o777 == 0o700
         await relay.send(chunk_of(2), rank=0)
         batches = [await relay.expect(BatchDone) for _ in range(2)]
@@ -207,13 +207,13 @@ async def test_every_rank_that_dies_is_told_with_its_true_cause() -> None:
 
 
 async def test_a_rank_that_is_killed_from_outside_takes_its_helpers_along(tmp_path: Path) -> None:
-    helper = "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    helper = "    subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
     job_variant(tmp_path, "helped", f"import os, subprocess, sys\nif 'RANK' in os.environ:\n{helper}")
     async with tiny_controller() as controller, agent(controller.url, "--job-dir", str(tmp_path)) as running:
         host, _ = await training(controller, "helped.py:Odometer")
-        rank = await running.child("worker.rank")
+        rank = running.child("worker.rank")
         helpers = [pid for pid, (parent, _) in processes().items() if parent == rank]
-        assert helpers
+        assert len(helpers) == 1
         os.kill(rank, signal.SIGKILL)
         cause = (await host.expect(RankExited)).cause
         assert (cause.signal, cause.clean) == ("SIGKILL", False)
@@ -230,10 +230,10 @@ async def test_a_batch_that_holds_the_interpreter_shows_as_working() -> None:
     async with tiny_controller() as controller, agent(controller.url) as running:
         host, relay = await training(controller, "faulty.py:Faulty", {"kind": "hold", "rank": 0, "at": 1})
         await relay.send(chunk_of(8), rank=0)
-        while not (beat := await host.expect(HostHeartbeat)).ranks or beat.ranks[0].state_seconds < 1.0:
-            pass
-        progress = beat.ranks[0]
-        assert (progress.state, progress.steps) == ("working", 1)
+        progress = None
+        while progress is None or progress.state != "working" or progress.state_seconds < 1.0:
+            progress = next(iter((await host.expect(HostHeartbeat)).ranks), None)
+        assert progress.steps == 1
         children = running.children()
         await host.send(RunEnded(phase="failed", reason="stalled"))
         assert (await running.ended())[0] == 1
@@ -251,7 +251,7 @@ async def test_killing_the_agent_leaves_no_process_and_the_next_agent_tidies_up(
     async with tiny_controller() as controller:
         async with agent(controller.url, "--devices", "cpu:2") as running:
             _, children = await ranks_running(controller, running)
-            directory = shared_directory(await running.child("worker.rank"))
+            directory = shared_directory(running.child("worker.rank"))
             os.kill(running.pid, signal.SIGKILL)
             await gone(children)
         async with agent(controller.url):
@@ -264,7 +264,7 @@ async def test_killing_the_agent_leaves_no_process_and_the_next_agent_tidies_up(
 async def test_ctrl_c_says_goodbye_and_stops_everything(number: signal.Signals) -> None:
     async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
         host, children = await ranks_running(controller, running)
-        directory = shared_directory(await running.child("worker.rank"))
+        directory = shared_directory(running.child("worker.rank"))
         os.kill(running.pid, number)
         assert "operator of this host" in (await host.expect(Leaving)).reason
         code, output = await running.ended()
@@ -276,7 +276,7 @@ async def test_ctrl_c_says_goodbye_and_stops_everything(number: signal.Signals) 
 async def test_a_second_ctrl_c_kills_at_once() -> None:
     async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
         host, children = await ranks_running(controller, running)
-        directory = shared_directory(await running.child("worker.rank"))
+        directory = shared_directory(running.child("worker.rank"))
         for child in children:
             os.kill(child, signal.SIGSTOP)  # SIGTERM will not end them in time
         os.kill(running.pid, signal.SIGINT)
@@ -290,7 +290,7 @@ async def test_a_second_ctrl_c_kills_at_once() -> None:
 async def test_a_child_that_ignores_sigterm_is_killed() -> None:
     async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
         host, children = await ranks_running(controller, running)
-        os.kill(await running.child("worker.rank"), signal.SIGSTOP)
+        os.kill(running.child("worker.rank"), signal.SIGSTOP)
         await host.send(RunEnded(phase="failed", reason="over"))
         assert (await running.ended())[0] == 1
         await gone(children)
@@ -318,7 +318,7 @@ async def test_a_controller_that_falls_silent_ends_the_host() -> None:
 async def test_a_relay_that_dies_takes_its_ranks_along() -> None:
     async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
         host, _ = await ranks_running(controller, running)
-        os.kill(await running.child("worker.relay"), signal.SIGKILL)
+        os.kill(running.child("worker.relay"), signal.SIGKILL)
         causes = {}
         for _ in range(3):
             async with asyncio.timeout(30):
@@ -332,12 +332,13 @@ async def test_a_relay_that_dies_takes_its_ranks_along() -> None:
 
 
 async def test_a_probe_is_dropped_when_the_run_ends_under_it(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text("import time\nprint('importing')\ntime.sleep(600)\n")
+    (tmp_path / "slow.py").write_text("import signal\nprint('importing', flush=True)\nsignal.pause()\n")
     async with tiny_controller() as controller, agent(controller.url, "--job-dir", str(tmp_path)) as running:
         host = await controller.guest()
         await host.expect(Hello)
         await host.send(JobOffer(run_id=RUN, job="slow.py:Any", params={}, job_hash=""))
-        probe = await running.child("worker job probe")
+        await running.said("importing")
+        probe = running.child("worker job probe")
         await host.send(RunEnded(phase="failed", reason="window closed"))
         assert (await running.ended())[0] == 1
         await gone([probe])
@@ -354,9 +355,7 @@ async def test_a_host_that_persists_dials_again_after_the_run() -> None:
 
 
 async def test_ranks_find_what_torchrun_would_give_them(tmp_path: Path) -> None:
-    names = (
-        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MARCHLINE_HOST_ID OMP_NUM_THREADS TORCHELASTIC_RUN_ID"
-    )
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID OMP_NUM_THREADS"
     show = f"    print('env', *[os.environ.get(name) for name in {names.split()}])\n"
     job_variant(tmp_path, "shown", f"import os\nif 'RANK' in os.environ:\n{show}")
     devices = ("--devices", "cpu:2", "--job-dir", str(tmp_path))

@@ -174,7 +174,7 @@ async def tiny_controller(token: str = "secret", *, beats: bool = True, port: in
     """A controller, on a free port unless one is given."""
     controller = TinyController(token, beats=beats)
     async with serve(
-        controller._serve, "127.0.0.1", 0, compression=None, max_size=2 << 20, ping_interval=None
+        controller._serve, "127.0.0.1", port, compression=None, max_size=2 << 20, ping_interval=None
     ) as server:
         controller._server = server
         yield controller

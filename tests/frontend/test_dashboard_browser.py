@@ -1,0 +1,360 @@
+"""The dashboard in a real browser, over canned data: every face in both themes, and what it does when pressed.
+
+No console error, no request off the origin, nothing that the policy refuses, nothing that axe finds, no sideways scrolling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fixture_states as states
+import pytest
+from fixture_server import TICKET, Fixture, serve
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+
+pytestmark = pytest.mark.browser
+
+CHROMIUM = "/usr/bin/chromium"
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+AXE = Path(__file__).resolve().parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
+DESK = (1440, 900)
+PHONE = (360, 740)
+FACES = {
+    "runs": "#/",
+    "new": "#/runs/new",
+    "waiting": f"#/runs/{states.WAITING}",
+    "staging": f"#/runs/{states.STAGING}",
+    "forming": f"#/runs/{states.FORMING}",
+    "early": f"#/runs/{states.EARLY}",
+    "training": f"#/runs/{states.TRAINING}",
+    "wide": f"#/runs/{states.WIDE}",
+    "done": f"#/runs/{states.DONE}",
+    "failed": f"#/runs/{states.FAILED}",
+    "hostile": f"#/runs/{states.HOSTILE}",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def fixture() -> Fixture:
+    return Fixture()
+
+
+@pytest.fixture
+def origin(fixture: Fixture) -> Iterator[str]:
+    with serve(fixture) as address:
+        yield address
+
+
+@pytest.fixture
+def empty_origin() -> Iterator[str]:
+    with serve(Fixture(empty=True)) as address:
+        yield address
+
+
+class Watched:
+    """A page of its own, and everything that went wrong in it."""
+
+    def __init__(self, browser: Browser, origin: str, *, scheme: str = "light", size: tuple[int, int] = DESK) -> None:
+        self.origin = origin
+        self.wrongs: list[str] = []
+        viewport = {"width": size[0], "height": size[1]}
+        self.context = browser.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
+        self.page: Page = self.context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.wrongs.append(f"script error: {error}"))
+        self.page.on("request", self._request)
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.context.close()
+
+    def sign_in(self, face: str = "#/") -> Page:
+        self.page.goto(f"{self.origin}/#ticket={TICKET}")
+        expect(self.page.get_by_role("heading", level=1)).to_have_text("Runs")
+        if face != "#/":
+            self.page.goto(f"{self.origin}/{face}")
+        return self.page
+
+    def check(self) -> None:
+        """Nothing went wrong, axe finds nothing, and nothing sticks out to the side."""
+        assert self.wrongs == []
+        assert self.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate(
+            "rules => axe.run(document, {runOnly: rules})"
+            ".then(r => r.violations.map(v => [v.id, v.nodes.slice(0, 3).map(n => n.target.join(' '))]))",
+            RULES,
+        )
+        assert found == []
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.wrongs.append(f"console {message.type}: {message.text}")
+
+    def _request(self, request: Request) -> None:
+        if not request.url.startswith((self.origin, "data:", "blob:")):
+            self.wrongs.append(f"request off the origin: {request.url}")
+
+
+def settle(page: Page, face: str) -> None:
+    """Wait until the face shows what it is about."""
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    if face == "new":
+        expect(page.get_by_label("Hidden")).to_be_visible()
+    elif face == "runs":
+        expect(page.get_by_role("heading", name="History")).to_be_visible()
+    elif face in ("done", "failed"):
+        expect(page.locator("[data-connection=history]")).to_be_visible()
+        expect(page.locator(".plot").first).to_be_visible()
+    else:
+        expect(page.locator("[data-connection=live]")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("face", FACES)
+def test_every_face_is_clean(browser: Browser, origin: str, face: str, scheme: str) -> None:
+    with Watched(browser, origin, scheme=scheme) as watched:
+        settle(watched.sign_in(FACES[face]), face)
+        watched.check()
+        watched.page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+        watched.check()
+
+
+def test_without_runs_the_first_steps_are_taught(browser: Browser, empty_origin: str) -> None:
+    with Watched(browser, empty_origin) as watched:
+        page = watched.sign_in()
+        expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
+        expect(page.locator(".command code")).to_contain_text("python -m worker --join")
+        watched.check()
+
+
+def test_a_ticket_is_traded_once_and_leaves_the_address(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in()
+        assert "ticket" not in page.url
+        assert TICKET not in page.evaluate("JSON.stringify(localStorage) + document.cookie")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+        watched.check()
+
+
+def test_signing_in_with_the_token_says_what_is_wrong(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.page
+        page.goto(origin)
+        page.get_by_label("Operator token").fill("not it")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_contain_text("not the operator's")
+        page.get_by_label("Operator token").fill(TICKET)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+        assert all("401" in wrong for wrong in watched.wrongs), watched.wrongs
+
+
+def test_start_explains_what_is_missing(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["waiting"])
+        expect(page.get_by_text("2 more ranks must join")).to_be_visible()
+        page.get_by_role("button", name="Start training").click()
+        expect(page.get_by_role("alert")).to_contain_text("cannot start yet: 2 more ranks must join")
+        assert fixture.posted == [(f"POST {states.WAITING} start", None)]
+
+
+def test_turning_a_host_away_asks_first_and_names_the_effect(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["staging"])
+        page.get_by_role("button", name="Turn away birch").click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("1 rank leaves with it")
+        page.keyboard.press("Escape")
+        expect(dialog).not_to_be_visible()
+        assert fixture.posted == []
+        page.get_by_role("button", name="Turn away birch").click()
+        dialog.get_by_role("button", name="Turn away").click()
+        expect(dialog).not_to_be_visible()
+        assert fixture.posted == [(f"DELETE {states.STAGING} members/1", None)]
+        assert watched.wrongs == []
+
+
+def test_the_window_can_be_changed_and_extended(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["staging"])
+        page.get_by_role("button", name="Keep the window open").click()
+        page.get_by_text("Change the quorum").click()
+        page.get_by_label("Quorum").fill("1")
+        page.get_by_role("button", name="Change", exact=True).click()
+        expect(page.get_by_text("Quorum must be at least 2")).to_be_visible()
+        page.get_by_label("Quorum").fill("3")
+        page.get_by_role("button", name="Change", exact=True).click()
+        expect(page.get_by_text("The window was changed.")).to_be_visible()
+        assert fixture.posted == [
+            (f"POST {states.STAGING} window/extend", {"seconds": 300}),
+            (f"PATCH {states.STAGING} window", {"quorum": 3}),
+        ]
+
+
+def test_stopping_names_its_effect(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["training"])
+        page.get_by_role("button", name="Stop …").click()
+        expect(page.get_by_role("dialog")).to_contain_text("averages it and saves a checkpoint")
+        page.get_by_role("button", name="Stop the run").click()
+        expect(page.get_by_role("dialog")).not_to_be_visible()
+        assert fixture.posted == [(f"POST {states.TRAINING} stop", None)]
+
+
+def test_a_new_run_is_made_from_the_jobs_own_parameters(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["new"])
+        page.get_by_label("Hidden").fill("many")
+        page.get_by_role("button", name="Create run").click()
+        expect(page.get_by_text("Hidden must be a number, such as 64")).to_be_visible()
+        expect(page.get_by_label("Hidden")).to_be_focused()
+        assert fixture.posted == [], "what the page can see is wrong is not sent"
+        page.get_by_label("Hidden").fill("128")
+        page.get_by_label("Epochs").fill("3")
+        page.get_by_label("Quorum").fill("99")
+        page.get_by_role("button", name="Create run").click()
+        expect(page.get_by_text("99 ranks are more than this controller takes")).to_be_visible()
+        expect(page.get_by_text("hidden must be at most 512")).to_be_visible()
+        page.get_by_text("Auto", exact=True).click()
+        page.get_by_label("Quorum").fill("2")
+        page.get_by_label("Target").fill("3")
+        page.get_by_role("button", name="Create run").click()
+        expect(page).to_have_url(re.compile(rf"#/runs/{states.WAITING}$"))
+        body = {"job": "examples/digits.py:Digits", "name": "", "mode": "cpu_cadence", "start_mode": "auto"}
+        settings = {"epochs": 3, "quorum": 2, "target": 3, "params": {"hidden": 128}}
+        assert fixture.posted[-1] == ("runs", body | settings)
+
+
+def test_a_job_that_cannot_be_read_says_so(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["new"])
+        page.get_by_text("TinyGPT", exact=True).click()
+        expect(page.get_by_text("line 12: unexpected indent")).to_be_visible()
+        page.get_by_text("1 file looks like a job").click()
+        expect(page.get_by_text("Draft has no method training_step")).to_be_visible()
+
+
+def test_live_figures_move_and_the_layout_does_not(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["training"])
+        expect(page.locator(".u-over").first).to_be_visible()
+        where = (
+            "[...document.querySelectorAll('.tile, .panel, th')].map(e => JSON.stringify(e.getBoundingClientRect()))"
+        )
+        number = page.locator(".tile", has_text="Round").locator(".tile-value")
+        before, places = number.inner_text(), page.evaluate(where)
+        expect(number).not_to_have_text(before)
+        assert page.evaluate(where) == places
+        assert watched.wrongs == []
+
+
+def test_a_lost_frame_heals_itself(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in()
+        fixture.lose_frames = 1
+        watched.page.goto(f"{origin}/{FACES['training']}")
+        number = page.locator(".tile", has_text="Round").locator(".tile-value")
+        page.wait_for_function("document.querySelector('.tile')")
+        before, subscriptions = number.inner_text(), fixture.subscriptions
+        expect(number).not_to_have_text(before)
+        assert fixture.subscriptions > subscriptions, "it subscribed afresh"
+        expect(page.locator("[data-connection=live]")).to_be_visible()
+        assert watched.wrongs == []
+
+
+def test_a_lost_connection_is_said_and_heals(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["training"])
+        expect(page.locator("[data-connection=live]")).to_be_visible()
+        page.wait_for_function("document.querySelector('.u-over')")
+        page.evaluate(
+            "new MutationObserver(() => { if (document.querySelector('.veiled')) window.sawVeil = true })"
+            ".observe(document.body, {subtree: true, childList: true, attributes: true})"
+        )
+        fixture.drop()
+        page.wait_for_function("window.sawVeil")
+        expect(page.locator("[data-connection=live]")).to_be_visible()
+        expect(page.locator(".veiled")).to_have_count(0)
+
+
+def test_silence_is_called_stale_and_dims_the_page(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(f"#/runs/{states.STALE}")
+        expect(page.locator("[data-connection=stale]")).to_contain_text("Stale since")
+        expect(page.get_by_text("No word from the controller.", exact=True)).to_be_visible()
+        expect(page.locator(".veiled")).to_be_visible()
+        watched.check()
+
+
+def test_names_are_text_and_nothing_else(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["hostile"])
+        expect(page.get_by_role("heading", level=1)).to_contain_text("<img src=x onerror=alert(1)>")
+        expect(page.locator("img")).to_have_count(0)
+        page.goto(f"{origin}/{FACES['failed']}")
+        page.get_by_text("Last lines it wrote").first.click()
+        expect(page.locator("pre").first).to_contain_text("<script>alert('no')</script>")
+        assert watched.wrongs == []
+
+
+def test_drawings_can_be_read_by_keyboard_and_as_tables(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["done"])
+        page.locator(".heat-canvas canvas").focus()
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowDown")
+        expect(page.locator("[role=status]").last).to_contain_text("Round 47, rank 1 (birch cpu:0):")
+        expect(page.locator(".tip")).to_contain_text("batches")
+        page.get_by_role("img", name=re.compile("^Loss")).focus()
+        page.keyboard.press("Home")
+        expect(page.locator("[role=status]").last).to_contain_text("round 0: Training loss 2.290")
+        for button in page.get_by_role("button", name="As a table").all():
+            button.click()
+            page.wait_for_timeout(0)
+        for name in ("Allotments", "Loss", "Throughput"):
+            expect(page.get_by_role("region", name=f"{name} as a table")).to_be_visible()
+        watched.check()
+
+
+def test_the_theme_is_remembered(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in()
+        dark = "getComputedStyle(document.documentElement).colorScheme"
+        page.get_by_role("radio", name="Dark").check(force=True)
+        assert page.evaluate(dark) == "dark"
+        page.reload()
+        assert page.evaluate(dark) == "dark"
+        expect(page.get_by_role("radio", name="Dark")).to_be_checked()
+
+
+def test_an_unknown_run_is_said_to_be_unknown(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in("#/runs/99")
+        expect(page.get_by_role("alert")).to_contain_text("There is no run 99.")
+        page.get_by_role("link", name="All runs", exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")

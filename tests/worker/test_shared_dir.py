@@ -1,0 +1,57 @@
+"""The host-shared directory: private, placed where there is room, and never left to rot or taken from a living
+owner."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from worker.shared_dir import SharedDir, SharedDirError, reap_abandoned
+
+
+def test_it_is_private_and_goes_with_all_that_is_in_it(tmp_path: Path) -> None:
+    shared = SharedDir.create(1, [tmp_path])
+    assert shared.path.parent == tmp_path
+    assert shared.path.stat().st_mode & 0o777 == 0o700
+    (shared.path / "rank0.out").write_bytes(b"x")
+    shared.remove()
+    shared.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_goes_where_there_is_room(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    assert SharedDir.create(1, [missing, tmp_path]).path.parent == tmp_path
+    with pytest.raises(SharedDirError, match=rf"no room for {1 << 42} MiB.*{missing} has 0 MiB.*set TMPDIR"):
+        SharedDir.create(1 << 62, [missing, tmp_path])
+
+
+def test_only_what_nobody_holds_is_reaped(tmp_path: Path) -> None:
+    living = SharedDir.create(1, [tmp_path])
+    abandoned = SharedDir.create(1, [tmp_path])
+    os.close(abandoned._lock)  # what the kernel does when a process is killed
+    abandoned._lock = -1
+    (tmp_path / "marchline-not-ours").mkdir()
+    (tmp_path / "marchline-file").write_text("")
+    (tmp_path / "marchline-link").symlink_to(living.path)
+    (tmp_path / "somebody-elses").mkdir()
+    assert reap_abandoned([tmp_path]) == [abandoned.path]
+    assert living.path.exists()
+    assert not abandoned.path.exists()
+    assert reap_abandoned([tmp_path]) == []
+    living.remove()
+
+
+def test_one_that_is_being_made_is_not_taken_for_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+
+    def reap_first(self: Path, target: Path) -> Path:
+        assert reap_abandoned([tmp_path]) == []
+        moved = rename(self, target)
+        assert reap_abandoned([tmp_path]) == []
+        return moved
+
+    monkeypatch.setattr(Path, "rename", reap_first)
+    shared = SharedDir.create(1, [tmp_path])
+    assert shared.path.exists()
+    shared.remove()
