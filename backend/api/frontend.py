@@ -41,7 +41,7 @@ DOCS_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
-"""Swagger UI writes style attributes; nothing else on that page needs more than the dashboard does."""
+"""Swagger UI runs under it whole; it sends no forms."""
 
 log = logging.getLogger(__name__)
 

@@ -110,6 +110,7 @@ def test_the_documentation_page_loads_nothing_from_elsewhere(api: Api) -> None:
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
     start = api.call("GET", "/docs/start.js")
     assert start.headers["content-type"] == "text/javascript; charset=utf-8"
     assert "/api/v1/openapi.json" in start.text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from api_harness import BASE, Api, problem_of, routes_of
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from backend.api import security
 from backend.api.security import API_POLICY, MAX_BODY_BYTES, MAX_STRANGER_BODY_BYTES
 
 HOST = BASE.removeprefix("http://")
@@ -248,3 +250,33 @@ def test_a_length_that_lies_or_is_none_is_refused_before_the_body(api: Api) -> N
     for length, status in (("99999999999999999999999", 413), ("-1", 400), ("x", 400), ("65537", 413)):
         answer = api.call("POST", "/api/v1/runs", {"Content-Length": length}, content=b"{}")
         assert answer.status_code == status, length
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "BODY_SECONDS", 0.05)
+    said: list[dict[str, Any]] = []
+
+    async def begin_and_stop() -> None:
+        async def send(message: dict[str, Any]) -> None:
+            said.append(message)
+
+        first = iter([{"type": "http.request", "body": b"{", "more_body": True}])
+
+        async def receive() -> dict[str, Any]:
+            message = next(first, None)
+            if message is None:
+                await asyncio.Event().wait()
+            return message or {}
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/api/v1/session", "raw_path": b"/api/v1/session",
+            "query_string": b"", "headers": [(b"host", b"127.0.0.1")], "scheme": "http",
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "root_path": "", "http_version": "1.1",
+        }  # fmt: skip
+        await api.app(scope, receive, send)
+
+    assert api.client.portal is not None
+    api.client.portal.call(begin_and_stop)
+
+    assert said[0]["status"] == 408
+    assert b'"body_too_slow"' in said[1]["body"]

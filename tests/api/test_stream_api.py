@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from api_harness import BASE, Api
 from starlette.testclient import WebSocketDenialResponse
@@ -80,4 +83,41 @@ def test_what_a_browser_says_is_ignored_and_streams_are_counted(api: Api, monkey
         api.make_run()
         assert socket.receive_json()["seq"] == 2
     assert "marchline_stream_clients 0.0" in api.call("GET", "/metrics").text
+    assert api.controller.feed.subscribers == 0
+
+
+def test_a_browser_that_takes_nothing_is_dropped(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SEND_SECONDS", 0.05)
+    said: list[dict[str, Any]] = []
+
+    async def watch_and_take_nothing() -> None:
+        stuck = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "websocket.send":
+                await stuck.wait()
+            said.append(message)
+
+        connected = iter([{"type": "websocket.connect"}])
+
+        async def receive() -> dict[str, Any]:
+            message = next(connected, None)
+            if message is None:
+                await stuck.wait()
+            return message or {}
+
+        headers = [(b"host", b"127.0.0.1"), (b"authorization", api.bearer["Authorization"].encode())]
+        scope = {
+            "type": "websocket", "path": "/api/v1/stream", "raw_path": b"/api/v1/stream", "query_string": b"",
+            "headers": headers, "scheme": "ws", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+            "subprotocols": [], "root_path": "", "extensions": {},
+        }  # fmt: skip
+        await api.app(scope, receive, send)
+
+    assert api.client.portal is not None
+    api.client.portal.call(watch_and_take_nothing)
+
+    assert [message["type"] for message in said] == ["websocket.accept", "websocket.close"]
+    assert said[-1]["code"] == stream.CLOSE_SLOW
+    assert "marchline_stream_dropped_total 1.0" in api.call("GET", "/metrics").text
     assert api.controller.feed.subscribers == 0

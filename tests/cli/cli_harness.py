@@ -68,13 +68,13 @@ def cli(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
     )
 
 
-def start_server(folder: Path) -> Served:
+def start_server(folder: Path, *options: str) -> Served:
     """Start a controller on a free port and wait until it says where it is."""
     (folder / "jobs").mkdir()
     (folder / "jobs/digits.py").write_text(JOB)
     data_dir = folder / "var"
     data_dir.mkdir(mode=0o700)
-    arguments = ["serve", "--port", "0", "--data-dir", str(data_dir), "--job-dir", str(folder / "jobs")]
+    arguments = ["serve", "--port", "0", "--data-dir", str(data_dir), "--job-dir", str(folder / "jobs"), *options]
     process = subprocess.Popen(
         [sys.executable, "-m", "backend", *arguments],
         env=clean_environment(),

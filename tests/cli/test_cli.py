@@ -198,8 +198,8 @@ def test_a_stranger_at_the_address_is_named_and_gets_no_token(tmp_path: Path) ->
     assert "the-operators-token" not in seen[0]
 
 
-def test_secrets_are_for_their_owner_and_in_no_log(tmp_path: Path) -> None:
-    served = start_server(tmp_path)
+def test_what_is_exposed_is_told_and_secrets_are_for_their_owner_and_in_no_log(tmp_path: Path) -> None:
+    served = start_server(tmp_path, "--host", "0.0.0.0", "--allow-host", "march.example")
     token = served.token_file.read_text().strip()
     for _ in range(3):
         cli("status", cwd=tmp_path, MARCHLINE_URL=served.url, MARCHLINE_TOKEN="a-wrong-token")
@@ -208,6 +208,7 @@ def test_secrets_are_for_their_owner_and_in_no_log(tmp_path: Path) -> None:
     stdout, stderr = served.process.communicate(timeout=30)
 
     assert served.process.returncode == 0
+    assert stderr.startswith("Listening on 0.0.0.0: whoever reaches this port")
     log = stdout + stderr
     assert "wrong credential from 127.0.0.1" in log
     ticket = served.printed[1].strip().partition("#ticket=")[2]

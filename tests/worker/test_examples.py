@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rank_rig import Cohort, plan, start_rank
 
-from wire.messages import Evaluate, EvalResult, StartChunk
+from wire.messages import EvalResult, Evaluate, StartChunk
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHARES = (4, 2, 1)
