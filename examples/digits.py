@@ -17,8 +17,8 @@ class Digits(Job):
 
     @dataclass
     class Params:
-        hidden: int = 64  # width of the hidden layer
-        learning_rate: float = 5e-3  # of AdamW
+        hidden: int = 128  # width of the hidden layer
+        learning_rate: float = 1e-2  # of AdamW, at the start
 
     def build_model(self):
         hidden = self.params.hidden
@@ -26,6 +26,9 @@ class Digits(Job):
 
     def build_optimizer(self, model):
         return torch.optim.AdamW(model.parameters(), lr=self.params.learning_rate)
+
+    def build_scheduler(self, optimizer, total_steps):
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
 
     def train_dataset(self):
         return split(train=True)

@@ -11,9 +11,10 @@ from fastapi import APIRouter, FastAPI
 
 from backend.api import frontend, health, info, jobs, problems, runs, session, stream, window
 from backend.api.credentials import Failures, OperatorToken, Sessions
-from backend.api.deps import Access, Controller
+from backend.api.deps import Access
 from backend.api.security import Gatekeeper
 from backend.api.version import VERSION
+from backend.runtime.controller import Controller
 
 DESCRIPTION = """Train one PyTorch model over unequal devices on unequal hosts.
 

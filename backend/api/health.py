@@ -10,9 +10,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from backend.api import schemas
-from backend.api.deps import Controller, TheController
+from backend.api.deps import TheController
 from backend.api.info import about
 from backend.api.metrics import exposition
+from backend.runtime.controller import Controller
 from backend.store.errors import StoreError
 
 CHECK_SECONDS = 2.0

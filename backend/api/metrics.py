@@ -12,8 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from backend.api.deps import Controller
 from backend.api.version import VERSION
+from backend.runtime.controller import Controller
 
 LIVE_PHASES = ("waiting", "staging", "forming", "training", "done", "failed")
 RANK_PARTS = ("compute", "data", "wait", "reduce")

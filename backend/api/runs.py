@@ -12,10 +12,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from backend.api import bodies, schemas, views
-from backend.api.deps import Controller, TheController
+from backend.api.deps import TheController
 from backend.api.problems import ApiProblem, refusal
 from backend.api.schemas import Page
 from backend.api.strict import StrictRoute
+from backend.runtime.controller import Controller
 from backend.runtime.errors import CommandRefused
 from backend.runtime.view import overview
 
@@ -34,7 +35,7 @@ async def create_run(body: bodies.RunCreate, response: Response, controller: The
     try:
         run_id = await controller.create_run(body.config())
     except CommandRefused as refused:
-        raise refusal(refused, status=422) from refused
+        raise refusal(refused, status=422 if refused.errors else 409) from refused
     response.headers["Location"] = f"/api/v1/runs/{run_id}"
     return await views.view_of(controller, run_id)
 

@@ -11,10 +11,11 @@ import msgspec
 from fastapi import APIRouter, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
-from backend.api.deps import Access, Controller, TheAccess, TheController
+from backend.api.deps import Access, TheAccess, TheController
 from backend.api.problems import ApiProblem
 from backend.api.security import Caller, caller_of
 from backend.api.views import unknown
+from backend.runtime.controller import Controller
 from backend.runtime.errors import UnknownRun
 
 SEND_SECONDS = 10.0

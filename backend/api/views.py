@@ -6,8 +6,8 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from backend.api.deps import Controller
 from backend.api.problems import ApiProblem, refusal
+from backend.runtime.controller import Controller
 from backend.runtime.errors import CommandRefused, UnknownRun
 from backend.runtime.view import history_view
 

@@ -81,7 +81,6 @@ def serve(
 ) -> None:
     """Run a controller until Ctrl-C. What is not given is taken from MARCHLINE_HOST, MARCHLINE_PORT and so on."""
     from backend import main as controller
-    from backend.api.info import is_loopback
     from backend.cli.show import say
     from backend.runtime.errors import SettingsError
 
@@ -97,12 +96,6 @@ def serve(
     except SettingsError as error:
         say(f"error: {error}")
         raise typer.Exit(2) from error
-    if not is_loopback(settings.host):
-        say(
-            f"Listening on {settings.host}: whoever reaches this port sees the sign-in page, /livez, /readyz, /version and "
-            "the hosts' door. All else needs a token, but the traffic of browsers is not encrypted: for a network you do "
-            "not trust, put a TLS proxy or a tunnel in front."
-        )
     raise typer.Exit(controller.serve(settings))
 
 

@@ -24,8 +24,8 @@ export function Decisions({ live }) {
   return html`
     <${Panel} title="Decisions" note="Why ElChe dealt as it did">
       ${log.length
-        ? html`<ol class="log tall-scroll" tabindex="0" aria-label="Decisions, newest first">${log.map(item)}</ol>`
-        : html`<${Empty}>ElChe decides when a round closes. Its reasons are kept here.<//>`}
+        ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Decisions, newest first">${log.map(item)}</ol>`
+        : html`<${Empty} className="steady">ElChe decides when a round closes. Its reasons are kept here.<//>`}
     <//>
   `;
 }
@@ -39,10 +39,10 @@ export function Events({ live }) {
   return html`
     <${Panel} title="Events" aside=${aside}>
       ${shown.length
-        ? html`<ol class="log tall-scroll" tabindex="0" aria-label="Events, newest first">
+        ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Events, newest first">
             ${shown.map((event) => html`<${Event} key=${event.id ?? event.at + event.text} event=${event} />`)}
           </ol>`
-        : html`<${Empty}>${filter === "all" ? "Nothing has happened yet." : "No trouble so far."}<//>`}
+        : html`<${Empty} className="steady">${filter === "all" ? "Nothing has happened yet." : "No trouble so far."}<//>`}
     <//>
   `;
 }

@@ -134,7 +134,7 @@ export function Epochs({ live, epochs }) {
   return html`
     <${Panel} title="Epochs" note=${each ? `${count(each)} samples each, accepted exactly once` : ""}>
       ${rows.length
-        ? html`<div class="tall-scroll" tabindex="0" role="region" aria-label="Finished epochs">
+        ? html`<div class="tall-scroll steady" tabindex="0" role="region" aria-label="Finished epochs">
             <${Table}
               caption="Finished epochs"
               columns=${columns}
@@ -142,7 +142,7 @@ export function Epochs({ live, epochs }) {
               keyOf=${(row) => row.epoch}
             />
           </div>`
-        : html`<${Empty}>The first epoch is being trained.<//>`}
+        : html`<${Empty} className="steady">The first epoch is being trained.<//>`}
     <//>
   `;
 }

@@ -16,10 +16,11 @@ export function Plot({ label, x, series, axis, tick, markers, zero, onCursor }) 
   const [zoomed, setZoomed] = useState(false);
   latest.current = { axis, tick, markers };
   useEffect(() => {
+    const element = box.current;
     const hooks = { onCursor, onZoom: setZoomed };
-    const made = new uPlot(options(box.current, series, zero, latest, hooks), dataOf(x, series), box.current);
-    const observer = new ResizeObserver(() => made.setSize({ width: box.current.clientWidth, height: HEIGHT }));
-    observer.observe(box.current);
+    const made = new uPlot(options(element, series, zero, latest, hooks), dataOf(x, series), element);
+    const observer = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: HEIGHT }));
+    observer.observe(element);
     plot.current = made;
     return () => {
       observer.disconnect();

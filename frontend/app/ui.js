@@ -76,7 +76,7 @@ export function Notice({ tone = "info", title, children, live = false, action })
 }
 
 /** What a panel shows when it has nothing yet. */
-export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
+export const Empty = ({ children, className = "" }) => html`<p class=${`empty ${className}`}>${children}</p>`;
 
 /** A few choices of one thing, as radio buttons that look like a switch. */
 export function Choice({ legend, value, options, onPick }) {

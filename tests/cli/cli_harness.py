@@ -45,6 +45,10 @@ class Served:
     printed: list[str]
 
     @property
+    def ticket(self) -> str:
+        return self.printed[-1].strip().partition("/#ticket=")[2]
+
+    @property
     def token_file(self) -> Path:
         return self.data_dir / "operator.token"
 
@@ -83,8 +87,10 @@ def start_server(folder: Path, *options: str) -> Served:
         text=True,
     )
     assert process.stdout is not None
-    printed = [process.stdout.readline() for _ in range(2)]
-    assert "http://127.0.0.1:" in printed[0], printed
+    printed = []
+    while not printed or "/#ticket=" not in printed[-1]:
+        printed.append(process.stdout.readline())
+        assert printed[-1], f"the controller ended early: {process.communicate()[1]}"
     return Served(printed[0].split()[-1], data_dir, process, printed)
 
 

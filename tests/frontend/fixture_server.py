@@ -192,7 +192,8 @@ class Fixture:
             "activation": {"enum": ["relu", "gelu"], "type": "string", "default": "relu"},
             "augment": {"type": "boolean", "default": False, "description": "Shift each image by up to one pixel"},
         }
-        return JSONResponse({"type": "object", "properties": properties, "required": []})
+        schema = {"type": "object", "properties": properties, "required": []}
+        return JSONResponse({"job": request.query_params["job"], "schema": schema})
 
     async def list_or_create(self, request: Request) -> Response:
         if not request.cookies.get("session"):

@@ -160,7 +160,7 @@ def staging() -> dict[str, Any]:
                 "code": "job_mismatch",
                 "seconds_ago": 48.0,
                 "at": at(130),
-                "reason": "examples/digits.py differs: sha256 9f2c41 here, 41ab07 on elm. Copy the file there and dial again.",
+                "reason": "examples/digits.py differs: sha256 9f2c41 here, 41ab07 on elm. Copy it there.",
             },
             {
                 "host": "atlas",
@@ -246,7 +246,7 @@ def decision_of(number: int) -> str:
     anchor = anchor_of(number)
     if number in (6, 14):
         before = anchor_of(number - 1)
-        return f"Anchor {before} → {anchor} batches on rank 2: the reduce took 6.8 % of the window, above its target of 5 %."
+        return f"Anchor {before} → {anchor} batches on rank 2: the reduce took 6.8 %, above its target of 5 %."
     return f"Anchor {anchor} batches on rank 2, the slow one. The reduce took 3.4 % of the window, target 5 %: holding."
 
 
@@ -450,7 +450,7 @@ def failed() -> dict[str, Any]:
         "reason": "the job raised an exception",
         "exception": "FloatingPointError",
         "message": "loss is not finite at step 1330",
-        "last_lines": 'Traceback:\n  File "examples/digits.py", line 41, in training_step\nFloatingPointError: loss is not finite',
+        "last_lines": '  File "examples/digits.py", line 41, in training_step\nFloatingPointError: loss is not finite',
     }
     return {
         **view,

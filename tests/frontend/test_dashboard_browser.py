@@ -1,6 +1,6 @@
 """The dashboard in a real browser, over canned data: every face in both themes, and what it does when pressed.
 
-No console error, no request off the origin, nothing that the policy refuses, nothing that axe finds, no sideways scrolling.
+No console error, no request off the origin, nothing that the policy refuses or axe finds, no sideways scrolling.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import fixture_states as states
 import pytest
 from fixture_server import TICKET, Fixture, serve
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
 
 pytestmark = pytest.mark.browser
 
@@ -44,6 +44,9 @@ FACES = {
     "failed": f"#/runs/{states.FAILED}",
     "hostile": f"#/runs/{states.HOSTILE}",
 }
+
+
+expect.set_options(timeout=15_000)
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +122,16 @@ class Watched:
             self.wrongs.append(f"request off the origin: {request.url}")
 
 
+def tile(page: Page, label: str) -> Locator:
+    """The figure under one label of the strip."""
+    return page.locator(".tile", has=page.locator("dt", has_text=re.compile(f"^{label}$"))).locator(".tile-value")
+
+
 def settle(page: Page, face: str) -> None:
     """Wait until the face shows what it is about."""
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     if face == "new":
-        expect(page.get_by_label("Hidden")).to_be_visible()
+        expect(page.get_by_role("textbox", name="Hidden")).to_be_visible()
     elif face == "runs":
         expect(page.get_by_role("heading", name="History")).to_be_visible()
     elif face in ("done", "failed"):
@@ -204,10 +212,10 @@ def test_the_window_can_be_changed_and_extended(browser: Browser, origin: str, f
         page = watched.sign_in(FACES["staging"])
         page.get_by_role("button", name="Keep the window open").click()
         page.get_by_text("Change the quorum").click()
-        page.get_by_label("Quorum").fill("1")
+        page.get_by_role("textbox", name="Quorum").fill("1")
         page.get_by_role("button", name="Change", exact=True).click()
         expect(page.get_by_text("Quorum must be at least 2")).to_be_visible()
-        page.get_by_label("Quorum").fill("3")
+        page.get_by_role("textbox", name="Quorum").fill("3")
         page.get_by_role("button", name="Change", exact=True).click()
         expect(page.get_by_text("The window was changed.")).to_be_visible()
         assert fixture.posted == [
@@ -229,20 +237,20 @@ def test_stopping_names_its_effect(browser: Browser, origin: str, fixture: Fixtu
 def test_a_new_run_is_made_from_the_jobs_own_parameters(browser: Browser, origin: str, fixture: Fixture) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["new"])
-        page.get_by_label("Hidden").fill("many")
+        page.get_by_role("textbox", name="Hidden").fill("many")
         page.get_by_role("button", name="Create run").click()
         expect(page.get_by_text("Hidden must be a number, such as 64")).to_be_visible()
-        expect(page.get_by_label("Hidden")).to_be_focused()
+        expect(page.get_by_role("textbox", name="Hidden")).to_be_focused()
         assert fixture.posted == [], "what the page can see is wrong is not sent"
-        page.get_by_label("Hidden").fill("128")
-        page.get_by_label("Epochs").fill("3")
-        page.get_by_label("Quorum").fill("99")
+        page.get_by_role("textbox", name="Hidden").fill("128")
+        page.get_by_role("textbox", name="Epochs").fill("3")
+        page.get_by_role("textbox", name="Quorum").fill("99")
         page.get_by_role("button", name="Create run").click()
         expect(page.get_by_text("99 ranks are more than this controller takes")).to_be_visible()
         expect(page.get_by_text("hidden must be at most 512")).to_be_visible()
         page.get_by_text("Auto", exact=True).click()
-        page.get_by_label("Quorum").fill("2")
-        page.get_by_label("Target").fill("3")
+        page.get_by_role("textbox", name="Quorum").fill("2")
+        page.get_by_role("textbox", name="Target").fill("3")
         page.get_by_role("button", name="Create run").click()
         expect(page).to_have_url(re.compile(rf"#/runs/{states.WAITING}$"))
         body = {"job": "examples/digits.py:Digits", "name": "", "mode": "cpu_cadence", "start_mode": "auto"}
@@ -266,7 +274,7 @@ def test_live_figures_move_and_the_layout_does_not(browser: Browser, origin: str
         where = (
             "[...document.querySelectorAll('.tile, .panel, th')].map(e => JSON.stringify(e.getBoundingClientRect()))"
         )
-        number = page.locator(".tile", has_text="Round").locator(".tile-value")
+        number = tile(page, "Round")
         before, places = number.inner_text(), page.evaluate(where)
         expect(number).not_to_have_text(before)
         assert page.evaluate(where) == places
@@ -278,8 +286,8 @@ def test_a_lost_frame_heals_itself(browser: Browser, origin: str, fixture: Fixtu
         page = watched.sign_in()
         fixture.lose_frames = 1
         watched.page.goto(f"{origin}/{FACES['training']}")
-        number = page.locator(".tile", has_text="Round").locator(".tile-value")
-        page.wait_for_function("document.querySelector('.tile')")
+        number = tile(page, "Round")
+        expect(number).to_be_visible()
         before, subscriptions = number.inner_text(), fixture.subscriptions
         expect(number).not_to_have_text(before)
         assert fixture.subscriptions > subscriptions, "it subscribed afresh"
@@ -291,13 +299,14 @@ def test_a_lost_connection_is_said_and_heals(browser: Browser, origin: str, fixt
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["training"])
         expect(page.locator("[data-connection=live]")).to_be_visible()
-        page.wait_for_function("document.querySelector('.u-over')")
+        expect(page.locator(".u-over").first).to_be_visible()
         page.evaluate(
-            "new MutationObserver(() => { if (document.querySelector('.veiled')) window.sawVeil = true })"
+            "new MutationObserver(() => {"
+            " if (document.querySelector('.veiled')) document.documentElement.dataset.seen = 'veil' })"
             ".observe(document.body, {subtree: true, childList: true, attributes: true})"
         )
         fixture.drop()
-        page.wait_for_function("window.sawVeil")
+        expect(page.locator("html[data-seen=veil]")).to_have_count(1)
         expect(page.locator("[data-connection=live]")).to_be_visible()
         expect(page.locator(".veiled")).to_have_count(0)
 
@@ -333,9 +342,10 @@ def test_drawings_can_be_read_by_keyboard_and_as_tables(browser: Browser, origin
         page.get_by_role("img", name=re.compile("^Loss")).focus()
         page.keyboard.press("Home")
         expect(page.locator("[role=status]").last).to_contain_text("round 0: Training loss 2.290")
-        for button in page.get_by_role("button", name="As a table").all():
-            button.click()
-            page.wait_for_timeout(0)
+        as_table = page.get_by_role("button", name="As a table")
+        for left in (3, 2, 1):
+            expect(as_table).to_have_count(left)
+            as_table.first.click()
         for name in ("Allotments", "Loss", "Throughput"):
             expect(page.get_by_role("region", name=f"{name} as a table")).to_be_visible()
         watched.check()

@@ -1,4 +1,4 @@
-"""The dashboard's files: pure parts under ``node --test``, libraries pinned and present, budgets, no markup from strings."""
+"""The dashboard's files: pure parts under ``node --test``, libraries pinned and present, budgets, nothing unsafe."""
 
 from __future__ import annotations
 

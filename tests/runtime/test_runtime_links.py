@@ -28,6 +28,7 @@ from backend.core.vocabulary import (
     Event,
     HostSaid,
     LinkLost,
+    Operator,
     Record,
     SendHost,
 )
@@ -179,6 +180,23 @@ async def test_a_rejected_host_hears_why_before_it_is_closed_and_is_heard_no_mor
         assert await link.closed() == (4403, "duplicate_host")
         await eventually(lambda: where.controller.metrics()["links_join"] == 0, "the link to be gone")
     assert [type(event) for event in core.events] == [HostSaid], "the core closed it, so it hears nothing of it"
+
+
+async def test_a_host_whose_link_the_core_has_closed_is_not_heard_while_it_is_flushed(tmp_path: Path) -> None:
+    bulk = SendHost(0, JobOffer(1, "toy.py:Toy", {"text": "x" * 60_000}, ""))
+    core = on_hello(*[bulk] * 400, CloseLink(0, "enough"))
+    async with site(tmp_path, core=lambda: core) as where:
+        await where.controller.create_run(config())
+        link = await Link.dial(where.url(Channel.JOIN), Channel.JOIN, where.join_secret)
+        await link.say(hello("box"))
+        link.socket.transport.pause_reading()
+        await core.heard(HostSaid)
+        assert await asyncio.wait_for(where.controller.command(1, "start"), 5) is None
+        await link.say(HostHeartbeat([]))
+        await link.say(Shutdown("out of place, so that the link ends here"))
+        await eventually(lambda: where.controller.metrics()["links_join"] == 0, "the link to be gone")
+        link.socket.transport.abort()
+    assert [type(event) for event in core.events] == [HostSaid, Operator]
 
 
 async def test_an_accepted_host_hears_heartbeats(tmp_path: Path) -> None:

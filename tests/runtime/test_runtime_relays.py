@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from runtime_scripted import ScriptedCore
 from runtime_site import (
+    Link,
     ScriptedHost,
     Site,
     config,
@@ -39,6 +40,7 @@ from wire.messages import (
     DeclareDead,
     Exiting,
     Reject,
+    RelayHello,
     RelayWelcome,
     Shutdown,
 )
@@ -136,7 +138,10 @@ async def test_a_second_link_of_the_same_relay_does_not_displace_the_first(tmp_p
 async def test_a_relay_may_be_quicker_than_the_world_it_belongs_to(tmp_path: Path) -> None:
     core = world(HOSTS)
     async with expecting(tmp_path, core, start=False) as (where, host):
-        link = await host.relay(Channel.CONTROL)
+        link = await Link.dial(where.url(Channel.CONTROL), Channel.CONTROL, host.run_secret, host.accept.run_id)
+        await eventually(lambda: where.controller.metrics()["strangers"] == 1, "the relay to be at the door")
+        await link.say(RelayHello(1, [0, 1]))
+        await eventually(lambda: where.controller.metrics()["strangers"] == 0, "its hello to be read")
         await where.controller.command(1, "start")
         await link.hear(RelayWelcome)
 

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-from runtime_scripted import moment
+from runtime_scripted import ScriptedCore, moment
 from runtime_site import ScriptedHost, config, eventually, site
 
+from backend.core.vocabulary import Effect, Event, ExpectRelays, OpenRound, Operator, RoundFinished
 from wire.messages import (
+    Accept,
     BatchDone,
     ChunkDone,
+    Contribution,
     EvalResult,
     Evaluate,
     Exiting,
@@ -32,8 +35,10 @@ from wire.messages import (
     Update,
     WorldFormed,
 )
+from wire.session import ChunkHeader
 
 ELEMENTS = 8
+SLICE = 1 << 18
 PARAMS = np.arange(6, dtype=np.float32)
 BUFFERS = np.array([10.0, 20.0], dtype=np.float32)
 
@@ -199,3 +204,52 @@ async def test_one_exact_round_by_hand(tmp_path: Path) -> None:
         assert row["phase"] == "failed"
         assert "the test" in row["reason"]
         await eventually(lambda: where.controller.metrics()["links_control"] == 0, "the relay links to close")
+
+
+async def test_a_round_of_many_slices_is_streamed_exactly_and_in_full_duplex(tmp_path: Path) -> None:
+    """Two hosts, some slices of parameters: sealed, summed and sent on by threads, and still bit for bit."""
+    params, buffers = 3 * SLICE + 12_345, 7
+    opening = OpenRound(4, 0, {1: (0,), 2: (1,)}, False, params, buffers)
+
+    def answer(event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Operator):
+            return [ExpectRelays(opening.hosts)] if event.act == "start" else [opening]
+        return []
+
+    core = ScriptedCore(answer)
+    async with site(tmp_path, core=lambda: core) as where:
+        run_id = await where.controller.create_run(config())
+        await where.controller.command(run_id, "start")
+        (run,) = where.controller._runs.values()
+        hosts = []
+        for number in (1, 2):
+            host = ScriptedHost(where, f"host {number}")
+            host.accept = Accept(run_id, number, [number - 1], b"s" * 32, 10.0, 60.0, 30.0, run.secret)
+            await host.attach()
+            hosts.append(host)
+        await where.controller.command(run_id, "stop")
+        random = np.random.default_rng(7)
+        arenas = [random.integers(-1000, 1000, params + buffers).astype(np.float32) for _ in hosts]
+
+        async def contribute(host: ScriptedHost, steps: int, arena: np.ndarray) -> np.ndarray:
+            (rank,) = host.accept.ranks
+            await host.data.say(Contribution(4, 0, {rank: steps}, {rank: steps}, {rank: 1.0}, params, buffers))
+            receiving = asyncio.create_task(host.consensus(params + buffers))
+            for section, start, stop in ((0, 0, params), (1, params, params + buffers)):
+                for offset in range(start, stop, SLICE):
+                    values = arena[offset : min(offset + SLICE, stop)] * np.float32(steps if section == 0 else 1)
+                    await host.data.stream(ChunkHeader(4, 0, section, offset, values.size), values)
+            return await receiving
+
+        results = await asyncio.gather(*(contribute(h, n, a) for h, n, a in zip(hosts, (3, 1), arenas, strict=True)))
+        finished = await core.heard(RoundFinished)
+    expected = np.concatenate(
+        [
+            (arenas[0][:params] * 3 + arenas[1][:params]) * np.float32(0.25),
+            (arenas[0][params:] + arenas[1][params:]) * np.float32(0.5),
+        ]
+    )
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
+    assert (finished.realized, finished.steps, finished.mass) == (True, {0: 3, 1: 1}, 4.0)
+    assert finished.bytes_up == finished.bytes_down == 2 * 4 * (params + buffers)
