@@ -29,6 +29,7 @@ from backend.core.vocabulary import (
     Event,
     ExpectRelays,
     HostSaid,
+    Lagged,
     LinkLost,
     Operator,
     RankSaid,
@@ -142,6 +143,8 @@ class Cohort:
                 self._out += self.membership.link_lost(link, reason, now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
+            case Lagged(seconds=seconds):
+                self._out += self.membership.lagged(seconds)
             case Operator(act="abort" | "stop" as act, arguments=arguments):
                 by = str(arguments.get("by", "operator"))
                 self._close_the_door(
@@ -289,6 +292,8 @@ class Cohort:
                     march.lose_host(seat, f"the host's link was lost: {reason}", now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
+            case Lagged(seconds=seconds):
+                self._out += self.membership.lagged(seconds)
             case Operator(act=act, arguments=arguments):
                 self._operate(march, act, arguments, now)
             case Tick():

@@ -61,7 +61,7 @@ class RunConfig:
     stall_seconds: float = 300.0
     """a reduce or a chunk that makes no progress for this long ends the run"""
     max_failure: float | None = None
-    """tolerated deaths: a count from 1 up, a fraction of the world below 1, none tolerates all but the last"""
+    """deaths that end the run: a count from 1 up, a share of the world below 1, 0 any death; none goes on to the last"""
     verify_consensus: bool = True
 
     def problems(self) -> list[Problem]:
@@ -91,6 +91,8 @@ class RunConfig:
                 yield Problem(name, "below_minimum", f"{name} must be at least 1, not {getattr(self, name)}")
         if not 0.01 <= self.overhead_target <= 0.5:
             yield Problem("overhead_target", "out_of_range", "overhead_target must lie between 0.01 and 0.5")
+        if self.fixed_counts is not None and len(self.fixed_counts) < 2:
+            yield Problem("fixed_counts", "too_few", "fixed_counts names one allotment for each of at least 2 ranks")
         if self.fixed_counts is not None and any(count < 1 for count in self.fixed_counts):
             yield Problem("fixed_counts", "below_minimum", "every forced allotment must be at least 1 batch")
 

@@ -115,6 +115,13 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
+class Lagged:
+    """The controller itself stood still for so long: what its hosts said meanwhile is still unread."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline passed."""
 
