@@ -50,9 +50,10 @@ class DemoOptions:
     data_dir: Path = Path("var")
     job_dir: Path = Path(".")
     job: str = "examples/digits.py:Digits"
-    epochs: int = 30
-    batch_size: int = 32
-    speeds: tuple[float, ...] = (20.0, 40.0, 80.0)
+    epochs: int = 12
+    batch_size: int = 12
+    """two windows of some seconds an epoch: long against a round, short enough to watch"""
+    speeds: tuple[float, ...] = (40.0, 80.0, 160.0)
 
 
 class DemoError(Exception):
