@@ -261,11 +261,12 @@ class Cohort:
         """No world comes of this window: every host that came is told why."""
         self._door_phase = "failed"
         self._door_end = End("failed", reason)
-        for link in self.window.links():
-            self._out += [SendHost(link, RunEnded(phase="failed", reason=reason)), CloseLink(link, reason)]
         row = {"phase": "failed", "reason": reason, "stopped_by": by}
         event = {"kind": "run_failed", "level": "warning" if by else "error", "text": reason}
-        self._out += [Record("runs", row, durable=True), Record("events", event, durable=True), self._door_end]
+        self._out += [Record("events", event, durable=True), Record("runs", row, durable=True)]
+        for link in self.window.links():
+            self._out += [SendHost(link, RunEnded(phase="failed", reason=reason)), CloseLink(link, reason)]
+        self._out.append(self._door_end)
 
     # ------------------------------------------------------------------------------------ once the world is frozen
 

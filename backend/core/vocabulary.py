@@ -128,7 +128,7 @@ class Tick:
 
 Event = (
     HostSaid | LinkLost | RelayAttached | RelayLost | RankSaid | RoundFinished | RoundBroken | CheckpointWritten
-    | StrangerRefused | Operator | Tick
+    | StrangerRefused | Operator | Lagged | Tick
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ effects
