@@ -61,7 +61,7 @@ class RunConfig:
     stall_seconds: float = 300.0
     """a reduce or a chunk that makes no progress for this long ends the run"""
     max_failure: float | None = None
-    """deaths that end the run: a count from 1 up, a share of the world below 1, 0 any death; none goes on to the last"""
+    """deaths that end the run: a count from 1 up, below 1 a share of the world, 0 any; none goes on to the last"""
     verify_consensus: bool = True
 
     def problems(self) -> list[Problem]:
