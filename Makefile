@@ -1,7 +1,7 @@
 # Two commands matter to a newcomer: `make demo` and `make test`. Everything they need is set up by themselves.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || command -v python3)
+PYTHON ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 VENV_STAMP := $(VENV)/.stamp

@@ -11,6 +11,7 @@ from rank_rig import JOBS, Cohort, RankRig, chunk_of, plan, start_rank
 
 from wire.messages import (
     BatchDone,
+    ChunkDone,
     DeclareDead,
     EvalResult,
     Evaluate,
@@ -387,10 +388,10 @@ def test_a_batch_that_never_ends_shows_as_working_and_ageing(tmp_path: Path) -> 
     assert second.age_seconds > first.age_seconds
     rig.send(Shutdown(reason="stop"))
     job.gate.set()
-    rig.expect(BatchDone)
-    rig.expect(Exiting)
+    while isinstance(message := rig.relay.receive(), BatchDone | ChunkDone):
+        pass  # how many depends on when the order to leave arrives
+    assert isinstance(message, Exiting)
     assert rig.end() == Leave("stop", fenced=False)
-    assert rig.workload.trainer.job.entered.is_set()
 
 
 @pytest.mark.parametrize(
