@@ -308,7 +308,7 @@ class ElChe:
             if now.pressure is not None and now.proposal is None and not now.moves:
                 reason += f" {words.held(now.pressure, self._anchor, self._obstacle())}"
         else:
-            reason = f"{'; '.join(now.moves)}." if now.moves else now.note or self._opening
+            reason = f"{words.joined(now.moves)}." if now.moves else now.note or self._opening
         return Decision(dict(self._counts), self._anchor, rank, self._counts != now.before, reason)
 
     def _obstacle(self) -> str:

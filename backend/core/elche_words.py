@@ -45,7 +45,9 @@ def explain(
     parts += _summary([counts[rank] for rank in others[len(named) :]])
     sentence = "; ".join(parts) + "."
     if moves:
-        sentence = f"{'; '.join(moves)}: {sentence[0].lower()}{sentence[1:]}"
+        sentence = f"{joined(moves)}: {_lower(sentence)}"
+        if before == counts and step is None and cap is None:
+            sentence += " So small a change does not move the allotments yet."
     for rank, ms in sorted((slack or {}).items()):
         sentence += f" Rank {rank} gets fewer this time, because an errand will take {_seconds(ms)} of its window."
     if step is not None:
@@ -76,6 +78,11 @@ def moved(cause: str, before: int, after: int) -> str:
     return f"{cause}, so the anchor {'grows' if after > before else 'shrinks'} from {before} to {batches(after)}"
 
 
+def joined(moves: Sequence[str]) -> str:
+    """Clauses of ``moved`` as one, without a full stop."""
+    return "; ".join(move if position == 0 else _lower(move) for position, move in enumerate(moves))
+
+
 def pressed(cost: Pressure) -> str:
     """What the fixed part of the window cost, as a clause."""
     what = "The last round and the window's cold start" if cost.fill_share >= NOTABLE_FILL else "The last round"
@@ -95,6 +102,10 @@ def batches(count: int) -> str:
 def rounds(count: int) -> str:
     """More rounds to come, in the singular where it is one."""
     return "1 more round" if count == 1 else f"{count} more rounds"
+
+
+def _lower(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:]
 
 
 def _verb(before: Mapping[int, int], counts: Mapping[int, int], rank: int) -> str:

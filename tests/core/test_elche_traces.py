@@ -93,14 +93,14 @@ def test_t4_a_step_limit_spares_the_first_calibration():
         (1, "Rank 1 sets the pace at 25.0 ms a batch and keeps 10; rank 0 is 2.5 times as fast and gets 25."),
         (
             2,
-            "The last round cost 19 % of the window (target 5 %), so the anchor grows from 10 to 20 batches: rank 1 sets "
-            "the pace at 25.0 ms a batch and gets 20; rank 0 is 2.5 times as fast and gets 50.",
+            "The last round cost 19 % of the window (target 5 %), so the anchor grows from 10 to 20 batches: rank 1 "
+            "sets the pace at 25.0 ms a batch and gets 20; rank 0 is 2.5 times as fast and gets 50.",
         ),
         (4, "Rank 1 sets the pace at 25.0 ms a batch and keeps 40; rank 0 is 2.5 times as fast and keeps 100."),
         (
             6,
-            "The last round cost 5.7 % of the window (target 5 %), so the anchor grows from 40 to 46 batches: rank 1 sets "
-            "the pace at 25.0 ms a batch and gets 46; rank 0 is 2.5 times as fast and gets 115.",
+            "The last round cost 5.7 % of the window (target 5 %), so the anchor grows from 40 to 46 batches: rank 1 "
+            "sets the pace at 25.0 ms a batch and gets 46; rank 0 is 2.5 times as fast and gets 115.",
         ),
     ],
 )
