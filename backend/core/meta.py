@@ -6,15 +6,19 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
+from itertools import pairwise
 
 from backend.core.elche_rules import Phase
 from backend.core.verdicts import NudgeDown, Stable, Verdict
 from wire.messages import SyncAck
 
-ANCHORS, VERDICTS = 5, 5
+RATES, ANCHORS, VERDICTS = 3, 5, 5
 """rounds that are remembered"""
 CLIFF = 0.3
 """a fall of the learning rate by more than this share in one round"""
+SLIDE = 0.5
+"""a fall of which the round before already had this share is the slope of a schedule that runs out, and no cliff
+(decision 0010)"""
 CLIFF_BASE = 0.5
 SUSTAINED: dict[Phase, tuple[int, float]] = {"warmup": (5, 0.3), "stable": (3, 0.5), "mature": (2, 0.7)}
 """by phase: objections in a row that count as sustained, and the factor that they are worth"""
@@ -25,7 +29,7 @@ class MetaController:
     """Watches the learning rate, the anchor and the verdicts of the last rounds."""
 
     def __init__(self) -> None:
-        self._lr: float | None = None
+        self._rates: deque[float] = deque(maxlen=RATES)
         self._anchors: deque[int] = deque(maxlen=ANCHORS)
         self._objections: deque[bool] = deque(maxlen=VERDICTS)
 
@@ -34,14 +38,14 @@ class MetaController:
         guard's verdict. Answers with a nudge, or none."""
         if phase == "probe":
             return None
-        previous, self._lr = self._lr, self._lr if lr is None else lr
+        cliff = lr is not None and self._falls_off(lr)
         self._anchors.append(anchor)
         self._objections.append(not isinstance(verdict, Stable))
         needed, base = SUSTAINED[phase]
         causes: list[str] = []
         factor = 1.0
-        if previous and lr is not None and (previous - lr) / previous > CLIFF:
-            causes.append(f"The learning rate fell from {previous:.3g} to {lr:.3g} in one round")
+        if cliff:
+            causes.append(f"The learning rate fell from {self._rates[-2]:.3g} to {self._rates[-1]:.3g} in one round")
             factor *= self._factor(CLIFF_BASE)
         recent = list(self._objections)[-needed:]
         if len(recent) == needed and all(recent):
@@ -50,6 +54,13 @@ class MetaController:
         if not causes:
             return None
         return NudgeDown(_clamped(factor), " and ".join(causes))
+
+    def _falls_off(self, lr: float) -> bool:
+        """Remember this round's rate; whether it is a cliff."""
+        self._rates.append(lr)
+        falls = [(high - low) / high if high > 0.0 else 0.0 for high, low in pairwise(self._rates)]
+        before, now = [0.0, 0.0, *falls][-2:]
+        return now > CLIFF and before < SLIDE * now
 
     def _factor(self, base: float) -> float:
         """The base, corrected by the anchor's trend: a window that has grown lately shrinks more."""

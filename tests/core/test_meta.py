@@ -40,6 +40,28 @@ def test_a_cliff_fires_once_and_says_why():
     assert answers == [None, NudgeDown(0.5, "The learning rate fell from 0.1 to 0.01 in one round"), None]
 
 
+def test_the_slope_at_the_end_of_a_schedule_is_no_cliff():
+    """The last rounds of a cosine lose 31, 36, 44, 56, 75 and 100 % each, as every round before lost a little less."""
+    rounds = 40
+    rates = [0.05 * (1 + math.cos(math.pi * number / rounds)) for number in range(rounds + 1)]
+
+    assert watch(*[(lr, 40, CALM) for lr in rates]) == [None] * (rounds + 1)
+
+
+def test_every_step_of_a_staircase_is_a_cliff():
+    rates = [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+
+    answers = watch(*[(lr, 40, CALM) for lr in rates])
+
+    assert [bool(answer) for answer in answers] == [False, False, True, False, True, False]
+
+
+def test_a_steep_decay_is_told_once():
+    rates = [0.1 * 0.6**number for number in range(6)]
+
+    assert [bool(answer) for answer in watch(*[(lr, 40, CALM) for lr in rates])] == [False, True] + [False] * 4
+
+
 def test_a_round_without_a_learning_rate_does_not_hide_the_cliff():
     answers = watch((0.1, 40, CALM), (None, 40, CALM), (0.01, 40, CALM))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -108,7 +110,9 @@ def test_a_round_in_which_somebody_died_is_no_reason_to_grow():
 
 @pytest.mark.parametrize("changes", [{"mode": "cpu_sync"}, {"fixed_counts": (4, 2)}])
 def test_nothing_grows_where_the_counts_are_given(changes: dict[str, Any]):
-    play = played(samples=240, **changes, prepare=lambda play: setattr(play, "lr", lambda number: 0.5**number))
+    play = played(
+        samples=240, **changes, prepare=lambda play: setattr(play, "lr", lambda number: 10.0 ** -(number // 2))
+    )
     rows = play.rows("rounds")
 
     assert len({row["anchor"] for row in rows}) == 1
@@ -243,3 +247,46 @@ def test_a_configured_hint_deals_the_first_window():
     rows = played(speed_hint=(1, 2.0)).rows("rounds")
 
     assert rows[0]["planned"] == {0: 10, 1: 5}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_the_ranks_report_the_run_ends_with_every_sample_accepted(seed: int) -> None:
+    """Divergences, learning rates, evaluations and deaths by the dice; the invariants are checked after every event."""
+    dice = random.Random(seed)
+    ranks = dice.randint(2, 6)
+    config = replace(
+        CONFIG,
+        batch_size=dice.choice([1, 4]),
+        epochs=dice.randint(1, 4),
+        quorum=ranks,
+        target=ranks,
+        initial_anchor=dice.choice([1, 3, 10]),
+        max_anchor=dice.choice([12, 1000]),
+        overhead_target=dice.choice([0.01, 0.05, 0.5]),
+        max_batch_diff=dice.choice([None, None, 2]),
+        speed_hint=dice.choice([None, (dice.randrange(8), dice.uniform(1.0, 64.0))]),
+        guard=dice.choice(["level", "growth", "none"]),
+    )
+    play = Told(config, samples=dice.randint(ranks * 4, 1500), reduce_seconds=dice.choice([0.0, 0.01, 0.3]))
+    play.divergence = lambda number: dice.choice([0.0, 1e-9, dice.uniform(0.0, 0.2), math.nan, 10.0])
+    play.lr = lambda number: dice.choice([None, 0.0, 0.1, 0.01, math.nan])
+    play.evaluation_ms = dice.choice([0.0, 150.0, 5000.0])
+    for number in range(ranks):
+        play.join(f"host-{number}", dice.choice([1.0, 3.5, 20.0, 64.0]))
+    if ranks > 2:
+        play.at(dice.uniform(0.1, 3.0), lambda: strike(play, dice.randrange(ranks)))
+    play.run(until=5000)
+
+    assert play.end is not None and play.end.phase == "done"
+    assert [row["samples_accepted"] for row in play.rows("epochs") if "seconds" in row] == [
+        play.samples
+    ] * config.epochs
+    for row in play.rows("rounds"):
+        assert row["verdict"] in ("stable", "suppress_growth", "nudge_down")
+        assert row["verdict_reason"].endswith(".")
+        assert row["decision"].endswith(".")
+
+
+def strike(play: Told, rank: int) -> None:
+    if play.end is None and rank in play.ranks and play.ranks[rank].alive and play.cohort.phase == "training":
+        play.kill(rank)
