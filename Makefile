@@ -18,7 +18,6 @@ demo: setup ## Controller, three unequal local workers, a run that waits for you
 
 test: setup ## Every test: pure, sockets, processes, browser
 	@$(PY) -m pytest $(ARGS)
-	@cd frontend && node --test '../tests/frontend/*.test.mjs'
 
 fast: setup ## The tests that start no process
 	@$(PY) -m pytest -m "not slow and not browser" $(ARGS)

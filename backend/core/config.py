@@ -75,7 +75,7 @@ class RunConfig:
     stall_seconds: float = 300.0
     """a reduce or a chunk that makes no progress for this long ends the run"""
     max_failure: float | None = None
-    """tolerated deaths: a count from 1 up, a fraction of the world below 1, none tolerates all but the last"""
+    """deaths that end the run: a count from 1 up, below 1 a share of the world, 0 any; none goes on to the last"""
     verify_consensus: bool = True
 
     def problems(self) -> list[Problem]:
@@ -113,6 +113,8 @@ class RunConfig:
                 yield Problem(name, "below_minimum", f"{name} must be at least 1, not {value}")
         if not 0.01 <= self.overhead_target <= 0.5:
             yield Problem("overhead_target", "out_of_range", "overhead_target must lie between 0.01 and 0.5")
+        if self.fixed_counts is not None and len(self.fixed_counts) < 2:
+            yield Problem("fixed_counts", "too_few", "fixed_counts names one allotment for each of at least 2 ranks")
         if self.fixed_counts is not None and any(count < 1 for count in self.fixed_counts):
             yield Problem("fixed_counts", "below_minimum", "every forced allotment must be at least 1 batch")
         if self.speed_hint is None:

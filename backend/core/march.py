@@ -327,21 +327,24 @@ class March:
         """The one place where a run ends."""
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)
-        if phase == "failed":
-            self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
-        for seat in self.world.hosts.values():
-            if seat.state == "lost":
-                continue
-            self.out += [
-                SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
-                CloseLink(seat.link, reason),
-                Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
-            ]
-            seat.state = "left"
         row = progress_row(self, self.cycle.next_round - 1)
         row |= {"phase": phase, "reason": reason, "stopped_by": self.stopping}
         self.event("run_ended", f"The run is {phase}: {reason}", "info" if phase == "done" else "error")
-        self.out += [Record("runs", row, durable=True), self.end]
+        self.out.append(Record("runs", row, durable=True))
+        if phase == "failed":
+            self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
+        for seat in self.world.hosts.values():
+            if seat.state != "lost":
+                self.out += self._goodbye(seat, phase, reason)
+        self.out.append(self.end)
+
+    def _goodbye(self, seat: HostSeat, phase: str, reason: str) -> list[Effect]:
+        seat.state = "left"
+        return [
+            Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
+            SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
+            CloseLink(seat.link, reason),
+        ]
 
     # ------------------------------------------------------------------------------------------------- parts
 

@@ -6,7 +6,7 @@ import pytest
 from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
-from backend.core.vocabulary import Effect, OpenRound, SendRank, SendRelay
+from backend.core.vocabulary import Effect, Lagged, OpenRound, SendRank, SendRelay
 from wire.messages import RoundCommitted, StartChunk
 
 
@@ -200,6 +200,18 @@ class TestDeaths:
         play = formed((10.0,), (10.0,), samples=20).run()
         assert play.end and play.end.phase == "done"
         assert play.rows("deaths") == []
+
+
+class TestLag:
+    def test_a_controller_that_stood_still_does_not_hold_it_against_its_hosts(self) -> None:
+        play = formed((50.0,), (50.0,), samples=4000)
+        play.at(3.0, lambda: play.freeze("host-1"))
+        play.at(20.0, lambda: play.feed(Lagged(12.0)))
+        play.run(until=40.0)
+        assert play.rows("deaths") == []
+        play.run(until=50.0)
+        assert [row["rank"] for row in play.rows("deaths")] == [1]
+        assert "controller_lagged" in play.events()
 
 
 class TestOperator:

@@ -6,6 +6,7 @@ No console error, no request off the origin, nothing that the policy refuses or 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pytest
 from fixture_server import TICKET, Fixture, serve
 from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
 
-pytestmark = pytest.mark.browser
-
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; install it with: apt-get install chromium"),
+]
 ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -334,7 +337,8 @@ def test_names_are_text_and_nothing_else(browser: Browser, origin: str) -> None:
 def test_drawings_can_be_read_by_keyboard_and_as_tables(browser: Browser, origin: str) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["done"])
-        page.locator(".heat-canvas canvas").focus()
+        settle(page, "done")
+        page.locator(".heat-canvas canvas[tabindex]").focus()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowDown")
         expect(page.locator("[role=status]").last).to_contain_text("Round 47, rank 1 (birch cpu:0):")
