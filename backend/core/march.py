@@ -12,7 +12,7 @@ from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
 from backend.core.deaths import Casualty, death_records
 from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.ending import Ending
+from backend.core.ending import Ending, trained
 from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, tolerance
@@ -266,7 +266,7 @@ class March:
         if training.epoch_done:
             self._close_epoch(round_number, now)
         if training.all_epochs_done:
-            self._end_after("done", _trained(self.config.epochs), now)
+            self._end_after("done", trained(self.config.epochs), now)
         elif self.stopping:
             self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
         else:
@@ -395,7 +395,3 @@ class March:
         self.phase = phase
         self.out.append(Record("runs", {"phase": phase, "reason": ""}, durable=True))
         self.event(f"phase_{phase}", f"The run is now {phase}: {reason}")
-
-
-def _trained(epochs: int) -> str:
-    return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"
