@@ -347,7 +347,7 @@ class Cohort:
             case EvalResult():
                 self._out += march.evaluations.result(rank, message)
             case LocalState():
-                self._out += march.checkpoints.local_state(rank, message)
+                self._out += march.checkpoints.local_state(rank, message, now)
             case RankFailed():
                 seat.failure = message
             case Exiting():

@@ -12,11 +12,13 @@ from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
 from backend.core.deaths import Casualty, death_records
 from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.elche import scheduler_for
-from backend.core.ending import Ending
+from backend.core.ending import Ending, trained
+from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, tolerance
+from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
+from backend.core.scheduling import scheduler_for
 from backend.core.training import Training
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -62,10 +64,12 @@ class March:
         """who asked to stop, once somebody did"""
         self.out: list[Effect] = []
         self.forming = Forming(world, now + config.forming_seconds)
-        self.training = Training(config, world, dataset_size, scheduler_for(config, list(world.ranks)))
+        scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
+        self.training = Training(config, world, dataset_size, scheduler)
         self.cycle = Cycle(0, 0)
-        self.evaluations = EvaluationDesk()
-        self.checkpoints = CheckpointDesk()
+        self.errands = Errands(world, scheduler.smoothed)
+        self.evaluations = EvaluationDesk(self.errands)
+        self.checkpoints = CheckpointDesk(self.errands)
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
@@ -245,7 +249,7 @@ class March:
         elif opened.round == INITIAL_ROUND:
             self._begin_training(now)
         else:
-            self.out += self.training.close_round(opened, now)
+            self.out += self.training.close_round(opened, self._slack_ahead(), now)
             self._after_round(opened.round, now)
         return True
 
@@ -262,7 +266,7 @@ class March:
         if training.epoch_done:
             self._close_epoch(round_number, now)
         if training.all_epochs_done:
-            self._end_after("done", _trained(self.config.epochs), now)
+            self._end_after("done", trained(self.config.epochs), now)
         elif self.stopping:
             self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
         else:
@@ -275,9 +279,14 @@ class March:
         epoch = training.epoch
         self.out.append(training.close_epoch(now))
         self.out.append(Record("runs", progress_row(self, round_number), durable=True))
-        rank = self._errand_rank()
+        rank = self.errands.rank()
         if rank is not None:
             self.out += self.evaluations.ask(epoch, rank)
+
+    def _slack_ahead(self) -> dict[int, float]:
+        """ms that the next window will miss of a rank: the one that opens an epoch begins with an evaluation."""
+        evaluates = self.training.epoch_done and self.training.epoch_follows and not self.stopping
+        return self.errands.slack_ms(("evaluation",)) if evaluates else {}
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -294,7 +303,7 @@ class March:
                 return False
             ending.go("saving", now + self.config.stall_seconds)
             if self.cycle.next_round > 0:
-                self._save(ending.reason)
+                self._save(ending.reason, now)
             return True
         if ending.step == "saving":
             if self.checkpoints.busy and not late:
@@ -309,10 +318,10 @@ class March:
         self._finish(ending.phase, ending.reason, now)
         return True
 
-    def _save(self, reason: str) -> None:
+    def _save(self, reason: str, now: float) -> None:
         has_local = any(spec.section == "local" for spec in self.layout)
-        rank = self._errand_rank() if has_local else None
-        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason), rank)
+        rank = self.errands.rank() if has_local else None
+        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason), rank, now)
 
     def _finish(self, phase: str, reason: str, now: float) -> None:
         """The one place where a run ends."""
@@ -355,18 +364,12 @@ class March:
             why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
             hosts = self.world.alive_by_host()
             self.out += self.cycle.abandon(verdict.reason) if verdict.stop else self.cycle.retry(hosts, why)
-        substitute = self._errand_rank()
+        substitute = self.errands.rank()
         for rank in sorted(dead):
             self.out += self.evaluations.rank_died(rank, substitute)
-            self.out += self.checkpoints.rank_died(rank, substitute)
+            self.out += self.checkpoints.rank_died(rank, substitute, now)
         if verdict.stop and self.ending is None:
             self._end_after("failed", verdict.reason, now)
-
-    def _errand_rank(self) -> int | None:
-        """The fastest living rank, lowest number on ties (behaviour F16)."""
-        alive = self.world.alive()
-        pace = self.training.scheduler.smoothed
-        return min(alive, key=lambda rank: (pace(rank) or float("inf"), rank), default=None)
 
     def _stall_deadline(self) -> float | None:
         """When a round, or a window in which nobody finishes a batch, has lasted too long (design section 11)."""
@@ -392,7 +395,3 @@ class March:
         self.phase = phase
         self.out.append(Record("runs", {"phase": phase, "reason": ""}, durable=True))
         self.event(f"phase_{phase}", f"The run is now {phase}: {reason}")
-
-
-def _trained(epochs: int) -> str:
-    return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"

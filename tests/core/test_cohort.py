@@ -80,7 +80,7 @@ def test_every_sample_is_trained_exactly_once_an_epoch(speeds: tuple[float, ...]
 
 
 def test_allotments_follow_speed() -> None:
-    play = formed((5.0,), (10.0,), (20.0,), samples=2000, epochs=2).run()
+    play = formed((5.0,), (10.0,), (20.0,), samples=2000, epochs=2, max_anchor=2).run()
     assert play.cohort.march is not None
     assert play.cohort.march.training.scheduler.counts == {0: 8, 1: 4, 2: 2}
     view = play.cohort.snapshot(play.now)
@@ -101,7 +101,7 @@ def test_each_window_is_timed_afresh() -> None:
 
 def test_nobody_idles_longer_than_the_slowest_batch() -> None:
     """Inside a full window all ranks finish within one batch of the anchor."""
-    play = formed((5.0,), (10.0,), (20.0,), samples=700, epochs=1).run()
+    play = formed((5.0,), (10.0,), (20.0,), samples=700, epochs=1, max_anchor=2).run()
     full = [row for row in play.rows("rounds") if row["planned"] == {0: 8, 1: 4, 2: 2}]
     assert len(full) > 10
     assert all(row["seconds"] < 2 * 0.020 + 0.020 for row in full)

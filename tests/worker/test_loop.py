@@ -159,6 +159,7 @@ def test_waiting_packing_and_loading_are_told_apart(tmp_path: Path) -> None:
     rig.send(RoundCommitted(round=0, attempt=0, realized=False, buffers_realized=False))
     ack = rig.expect(SyncAck)
     assert (ack.wait_ms, ack.pack_ms, ack.load_ms, ack.reduce_ms) == (2000.0, 0.0, 0.0, 500.0)
+    assert ack.lr == 1.0  # the odometer's optimizer
     clock.now += 1.0
     cohort.reduce(1)
     cohort.leave()
