@@ -34,6 +34,9 @@ fmt: setup ## Format
 wire-schema: setup ## Record the wire's messages in wire/schema.json and docs/protocol.md
 	@$(PY) -m wire.schema $(ARGS)
 
+screenshots: setup ## Take the README's pictures anew, from a real run in a real browser
+	@MARCHLINE_SCREENSHOTS=docs/images $(PY) -m pytest -q tests/e2e/test_e2e_browser.py
+
 clean: ## Remove what make set up and what the demo stored
 	rm -rf $(VENV) frontend/node_modules var
 

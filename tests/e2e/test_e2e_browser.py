@@ -60,6 +60,8 @@ class Watched:
 
     def picture(self, name: str) -> None:
         if SCREENSHOTS:
+            Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+            self.page.set_viewport_size({"width": 1280, "height": 1560 if name == "run" else 900})
             self.page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
 
 
@@ -115,7 +117,7 @@ def test_from_dial_in_to_history(browser: Browser, repository: Stage) -> None:
     page.get_by_role("button", name="Start", exact=False).first.click()
     expect(page.get_by_text("sets the pace", exact=False).first).to_be_visible(timeout=90_000)
     rounds = repository.view(run)["round"]
-    repository.until(run, lambda view: view["round"] >= max(rounds + 2, 6), "more rounds")
+    repository.until(run, lambda view: view["round"] >= max(rounds + 2, 30 if SCREENSHOTS else 6), "more rounds")
     watched.picture("run")
 
     expect(page.get_by_text("Done", exact=True).first).to_be_visible(timeout=120_000)
