@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,19 +10,10 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from chromium import chromium, needs_chromium
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 from stage import ROOT, Stage, environment, stage
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SPEEDS = {"swift": 20, "steady": 40, "slow": 80}
 SCREENSHOTS = os.environ.get("MARCHLINE_SCREENSHOTS")
 """a directory for the README's pictures; none in an ordinary test run"""
@@ -32,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; install it with: apt-get install chromium"),
+    needs_chromium,
 ]
 
 
@@ -67,10 +57,8 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture
