@@ -54,8 +54,9 @@ from backend.main import build
 from backend.runtime.settings import Settings
 
 async def main():
-    controller, app = build(Settings(port=0, data_dir=pathlib.Path({str(tmp_path)!r}),
-    job_dir=pathlib.Path("examples"))) await controller.start()
+    place = pathlib.Path({str(tmp_path)!r})
+    controller, app = build(Settings(port=0, data_dir=place, job_dir=pathlib.Path("examples")))
+    await controller.start()
     run = await controller.create_run(RunConfig(job="digits.py:Digits", start_mode="manual"))
     view = controller.live_view(run)
     await controller.close()
