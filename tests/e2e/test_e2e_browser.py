@@ -111,14 +111,12 @@ def test_from_dial_in_to_history(browser: Browser, repository: Stage) -> None:
     expect(page.get_by_text("Done", exact=True).first).to_be_visible(timeout=120_000)
     view = repository.ended(run)
     assert view["phase"] == "done"
-    watched.picture("done")
 
     page.reload()
     expect(page.get_by_role("heading", name="first march")).to_be_visible()
     expect(page.get_by_text("sets the pace", exact=False).first).to_be_visible()
     page.goto(f"{repository.url}/#/")
     expect(page.get_by_role("link", name="first march").first).to_be_visible()
-    watched.picture("runs")
     assert watched.errors == []
     assert watched.foreign == []
 
