@@ -38,11 +38,12 @@ class Faults:
         self._silence(name)
 
     def lose_relay(self, name: str) -> None:
-        """A host's relay link ends while its agent lives on."""
+        """A host's relay link ends while its agent lives on; there is none before the world has formed."""
         host = self.hosts[name]
         for rank in host.ranks:
             rank.alive = False
-        self.feed(RelayLost(host.host, "connection reset"))
+        if host.ranks:
+            self.feed(RelayLost(host.host, "connection reset"))
 
     def poison(self, name: str) -> None:
         """The reduce plane refuses what this host contributes next."""

@@ -187,7 +187,7 @@ class Script:
     # ------------------------------------------------------------------------------------------------- the play
 
     def theatre(self, *, check: bool = True, stopwatch: Callable[[], float] | None = None) -> Theatre:
-        """The world, ready to ``run``."""
+        """The stage; nobody has dialled in yet."""
         play = Theatre(
             self.config(),
             samples=int(self.number("samples", 60)),
@@ -198,7 +198,6 @@ class Script:
         )
         if "reduce" in self.run:
             play.plane.fixed_seconds = self.number("reduce", 0.0)
-        self.put_on(play)
         return play
 
     def put_on(self, play: Theatre) -> None:

@@ -115,6 +115,8 @@ class Theatre(Faults):
         self._host_of_link: dict[int, PlayedHost] = {}
         self._host_of_number: dict[int, PlayedHost] = {}
         self._last_commit: tuple[int, int] | None = None
+        self._deadline: float | None = None
+        self._deadline_known = False
         self._acts: dict[type, Callable[[Any], None]] = {
             SendHost: self._to_host,
             SendRank: self._to_rank,
@@ -158,6 +160,7 @@ class Theatre(Faults):
     def feed(self, event: Event) -> list[Effect]:
         """Hand the core one event now and perform what it says."""
         now = self.stage.now
+        self._deadline_known = False
         for watcher in self.watchers:
             watcher.event(now, event)
         effects = self._handle(event, now)
@@ -255,13 +258,14 @@ class Theatre(Faults):
         return effects
 
     def _next_deadline(self) -> float | None:
+        if self._deadline_known:
+            return self._deadline
+        self._deadline_known = True
         stopwatch = self.core_time.stopwatch
-        if stopwatch is None:
-            return self.cohort.next_deadline()
-        began = stopwatch()
-        deadline = self.cohort.next_deadline()
-        self.core_time.seconds += stopwatch() - began
-        return deadline
+        began = stopwatch() if stopwatch else 0.0
+        self._deadline = self.cohort.next_deadline()
+        self.core_time.seconds += stopwatch() - began if stopwatch else 0.0
+        return self._deadline
 
     def _beat(self, host: PlayedHost) -> None:
         if host.alive and self.end is None:
