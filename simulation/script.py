@@ -2,7 +2,8 @@
 
     run KEY=VALUE ...    the run's configuration, and these of the stage: samples; reduce (seconds a sum takes, in place
                          of what links and bytes give); model_mb, uplink_mbit, controller_mbit, latency_ms, memory_gbs;
-                         settle (rounds left out of the figures); dice (the seed of jitter)
+                         divergence (that replicas report, on average); settle (rounds left out of the figures);
+                         dice (the seed of everything random)
     host NAME MS [MS ...] [OPTION=VALUE ...]
                          a host that dials in at once, one rank for each ms a batch; options: data_ms, fill_ms, jitter,
                          drift, drift_seconds, phase, uplink_mbit, latency_ms
@@ -36,7 +37,7 @@ from simulation.theatre import Theatre
 STAGE_KEYS = frozenset(
     {
         *("samples", "reduce", "model_mb", "uplink_mbit", "controller_mbit", "latency_ms", "memory_gbs"),
-        *("settle", "dice"),
+        *("settle", "dice", "divergence"),
     }
 )
 PACE_OPTIONS = frozenset({"data_ms", "fill_ms", "jitter", "drift", "drift_seconds", "phase"})
@@ -198,6 +199,7 @@ class Script:
         )
         if "reduce" in self.run:
             play.plane.fixed_seconds = self.number("reduce", 0.0)
+        play.divergence = self.number("divergence", 0.0)
         return play
 
     def put_on(self, play: Theatre) -> None:

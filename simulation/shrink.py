@@ -12,7 +12,17 @@ from simulation.trial import Failure, hold
 MOST_PLAYS = 400
 """to shrink one failure"""
 NUMBERS = ("epochs", "samples", "batch_size", "initial_anchor")
-SETTINGS = ("max_failure", "max_batch_diff", "fixed_counts", "gamma", "reduce", "model_mb", "uplink_mbit", "mode")
+SETTINGS = (
+    "max_failure",
+    "max_batch_diff",
+    "fixed_counts",
+    "gamma",
+    "reduce",
+    "model_mb",
+    "uplink_mbit",
+    "mode",
+    "divergence",
+)
 """what a script may do without"""
 
 Item = TypeVar("Item")

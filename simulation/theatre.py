@@ -105,6 +105,8 @@ class Theatre(Faults):
         self.end: End | None = None
         self.settle = 0
         """rounds that are left out of the figures"""
+        self.divergence = 0.0
+        """what replicas report on average; their one number tells nothing of how a real model would drift"""
         self.core_time = CoreTime(stopwatch)
         self.intercept: Callable[[Effect], bool] = lambda effect: False
         """answers True to swallow an effect: a lost message"""
@@ -223,7 +225,7 @@ class Theatre(Faults):
         """What a rank reports about the round that it adopted."""
         return SyncAck(
             round=packed.round,
-            divergence=abs(packed.w - played.w) / abs(played.w) if played.w else 0.0,
+            divergence=self.divergence * played.pace.dice.lognormvariate(0.0, 0.5) if self.divergence else 0.0,
             pre_norm=abs(packed.w),
             post_norm=abs(played.w),
             params_hash="" if self.overlap else f"{played.w:.6f}",

@@ -42,6 +42,7 @@ def draw(seed: int) -> Script:
     }
     run |= dice.choice([{"reduce": 0.0}, {"reduce": 0.1}, {"model_mb": 1.0, "uplink_mbit": 100.0}, {}])
     run |= dice.choice([{}, {}, {"max_failure": 2.0}, {"max_failure": 0.5}, {"max_batch_diff": 2}])
+    run |= dice.choice([{}, {}, {"divergence": 0.01}, {"divergence": 0.3}])
     if dice.random() < 0.1:
         run["fixed_counts"] = ",".join(str(dice.randint(1, 5)) for _ in range(ranks))
     script.run = {key: str(value) for key, value in run.items()}
