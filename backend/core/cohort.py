@@ -20,6 +20,8 @@ from backend.core.join_window import JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
 from backend.core.membership import Membership
+from backend.core.outlook import outlook_of
+from backend.core.preview import Outlook
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -131,6 +133,10 @@ class Cohort:
     def snapshot(self, now: float) -> dict[str, Any]:
         """The core's part of the run's view, JSON-ready; times relative to ``now``, in seconds."""
         return cohort_view(self, now)
+
+    def outlook(self) -> Outlook:
+        """What a preview of the run rests on now; a value of its own, to be reckoned with elsewhere."""
+        return outlook_of(self)
 
     # ------------------------------------------------------------------------------------ while the door is open
 

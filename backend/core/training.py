@@ -233,6 +233,12 @@ class Training:
             total += 1000.0 / ms
         return total or None
 
+    @property
+    def last_round_seconds(self) -> float | None:
+        """From the last round's request for parameters to its last acknowledgement; none before the first, or where it
+        says nothing of the next."""
+        return self._last_sync_ms / 1000.0 or None
+
     def check(self) -> None:
         """The pool's law, and one chunk in flight for living ranks only."""
         if self.pool is None:
