@@ -18,7 +18,7 @@ HOST_FAULTS = ("unplug", "freeze", "relay", "poison")
 def draw(seed: int) -> Script:
     """The world of a seed."""
     dice = random.Random(seed)
-    ranks = min(64, round(2 * 32 ** dice.random()))
+    ranks = min(64, round(2 * 36 ** dice.random()))
     base = dice.choice([1.0, 4.0, 10.0])
     script = Script(hosts=list(_hosts(dice, ranks, base)))
     batch_size = dice.choice([1, 1, 3, 8, 32])

@@ -138,8 +138,8 @@ def _missing(outlook: Outlook) -> str:
     """Why there is nothing to expect yet; empty when there is."""
     ranks = len(outlook.ranks)
     if ranks < 2:
-        who = "One rank has" if ranks else "No rank has"
-        return f"{who} joined yet; a run shares its work among two or more."
+        who = "Only one rank" if ranks else "No rank"
+        return f"{who} has joined yet; a run shares its work among two or more."
     if outlook.dataset_size < 1:
         return "The dataset's size is not known yet."
     forced = outlook.config.fixed_counts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from api_harness import BASE, Api, problem_of
@@ -47,7 +47,7 @@ class JoinedHost:
     def leave(self) -> None:
         """Say so, and wait for the controller to close the link."""
         self.say(Leaving("the test is over"))
-        with pytest.raises(WebSocketDisconnect):
+        with contextlib.suppress(WebSocketDisconnect):
             while True:
                 self.socket.receive_bytes()
 
@@ -58,7 +58,7 @@ class JoinedHost:
                     return event.message
 
 
-@contextmanager
+@contextlib.contextmanager
 def joined(api: Api, name: str, ranks: int, emulate: float | None, dataset_size: int = 3200) -> Iterator[None]:
     """A host is in the run's window for as long as this lasts."""
     with api.client.websocket_connect(JOIN) as socket:
