@@ -67,6 +67,7 @@ from wire.messages import (
 
 VERSIONS = Versions(marchline="0.1.0", wire=WIRE_VERSION, python="3.11.7", torch="2.13.0")
 ONE_NUMBER = [TensorSpec(name="w", section="params", dtype="float32", shape=[1], offset=0)]
+LOCAL_TENSOR = TensorSpec(name="batches", section="local", dtype="int64", shape=[1])
 INSTANT = RoundCost(0.0, float("inf"))
 RELAY_SECONDS, READY_SECONDS, CHECKPOINT_SECONDS = 0.04, 0.05, 0.01
 
@@ -89,7 +90,7 @@ class Theatre(Faults):
         """``samples`` an epoch; ``check`` the core after every event; ``stopwatch`` in seconds, to time the core."""
         self.config = config
         self.samples = samples
-        self.layout = layout or ONE_NUMBER
+        self.layout = list(layout or ONE_NUMBER)
         self.cost = cost
         self.batch_size = config.batch_size
         self.overlap = config.mode.endswith("_async")
@@ -107,6 +108,8 @@ class Theatre(Faults):
         """rounds that are left out of the figures"""
         self.divergence = 0.0
         """what replicas report on average; their one number tells nothing of how a real model would drift"""
+        self.lr: float | None = None
+        """what optimizers report"""
         self.core_time = CoreTime(stopwatch)
         self.intercept: Callable[[Effect], bool] = lambda effect: False
         """answers True to swallow an effect: a lost message"""
@@ -233,6 +236,7 @@ class Theatre(Faults):
             load_ms=self.cost.load_seconds * 1000,
             wait_ms=0.0,
             reduce_ms=(when - packed.asked_at) * 1000,
+            lr=self.lr,
         )
 
     def trained(self, played: PlayedRank, batch: Batch) -> None:

@@ -359,6 +359,8 @@ class SyncAck(Message, frozen=True):
     """between the end of the last batch and the request for parameters"""
     reduce_ms: float
     """from the request to adoption, packing and loading included"""
+    lr: float | None = None
+    """learning rate of the optimizer's first parameter group; none when it has none"""
 
 
 class Update(Message, frozen=True):

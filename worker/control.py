@@ -234,9 +234,7 @@ class Control:
         self.steps_since_round -= self._packed_steps  # what the round accepted, and nothing that came after it
         self._snapshot = None
         self._last_round = commit.round
-        adopt = Adopt(
-            commit.round, params=commit.realized, buffers=commit.realized and commit.buffers_realized
-        )
+        adopt = Adopt(commit.round, params=commit.realized, buffers=commit.realized and commit.buffers_realized)
         return [adopt, *self._resume()]
 
     def _resume(self) -> list[Action]:

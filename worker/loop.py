@@ -241,6 +241,7 @@ class TrainingLoop:
             load_ms=(now - started) * 1000,
             wait_ms=self._times.wait_ms,
             reduce_ms=(now - self._times.requested_at) * 1000,
+            lr=self.trainer.learning_rate(),
         )
         self._rest()
         self.link.send(ack)

@@ -67,9 +67,7 @@ def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
         verify_consensus=spec.plan.verify_consensus,
         emulate_ms_per_batch=spec.emulate_ms_per_batch,
     )
-    seed_everything(
-        spec.plan.seed + spec.rank
-    )  # dropout and augmentation differ by rank; what was built does not
+    seed_everything(spec.plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
     order = TrainingLoop(control, link, workload, progress, options).run()
     if order.fenced:
         raise Fenced(f"the cohort goes on without this rank: {order.reason}")
@@ -103,9 +101,7 @@ def build_workload(spec: RankSpec) -> Workload:
     return Workload(trainer, feed, arena, eval_dataset)
 
 
-def report_failure(
-    error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None
-) -> int:
+def report_failure(error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None) -> int:
     """Write down and tell why this rank ends. Returns the exit code, which is never 0: nobody told it to
     leave."""
     text = "".join(traceback.format_exception(error))
@@ -132,9 +128,7 @@ def _tell(failed: RankFailed, link: RankLink | None) -> None:
     try:
         link.send(failed)
     except LinkLost as error:
-        print(
-            f"the relay could not be told: {error}", file=sys.stderr
-        )  # the report file says it all the same
+        print(f"the relay could not be told: {error}", file=sys.stderr)  # the report file says it all the same
 
 
 def _sentence(error: BaseException) -> str:

@@ -31,6 +31,7 @@ from backend.core.vocabulary import (
     Event,
     ExpectRelays,
     HostSaid,
+    Lagged,
     LinkLost,
     Operator,
     RankSaid,
@@ -148,6 +149,8 @@ class Cohort:
                 self._out += self.membership.link_lost(link, reason, now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
+            case Lagged(seconds=seconds):
+                self._out += self.membership.lagged(seconds)
             case Operator(act="abort" | "stop" as act, arguments=arguments):
                 by = str(arguments.get("by", "operator"))
                 self._close_the_door(
@@ -264,11 +267,12 @@ class Cohort:
         """No world comes of this window: every host that came is told why."""
         self._door_phase = "failed"
         self._door_end = End("failed", reason)
-        for link in self.window.links():
-            self._out += [SendHost(link, RunEnded(phase="failed", reason=reason)), CloseLink(link, reason)]
         row = {"phase": "failed", "reason": reason, "stopped_by": by}
         event = {"kind": "run_failed", "level": "warning" if by else "error", "text": reason}
-        self._out += [Record("runs", row, durable=True), Record("events", event, durable=True), self._door_end]
+        self._out += [Record("events", event, durable=True), Record("runs", row, durable=True)]
+        for link in self.window.links():
+            self._out += [SendHost(link, RunEnded(phase="failed", reason=reason)), CloseLink(link, reason)]
+        self._out.append(self._door_end)
 
     # ------------------------------------------------------------------------------------ once the world is frozen
 
@@ -295,6 +299,8 @@ class Cohort:
                     march.lose_host(seat, f"the host's link was lost: {reason}", now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
+            case Lagged(seconds=seconds):
+                self._out += self.membership.lagged(seconds)
             case Operator(act=act, arguments=arguments):
                 self._operate(march, act, arguments, now)
             case Tick():
@@ -347,7 +353,7 @@ class Cohort:
             case EvalResult():
                 self._out += march.evaluations.result(rank, message)
             case LocalState():
-                self._out += march.checkpoints.local_state(rank, message)
+                self._out += march.checkpoints.local_state(rank, message, now)
             case RankFailed():
                 seat.failure = message
             case Exiting():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ MODES = ("cpu_sync", "cpu_cadence")
 """Modes that run today; the collective and asynchronous ones are refused by name until they do."""
 PLANNED_MODES = ("cpu_async", "nccl_sync", "nccl_cadence")
 START_MODES = ("auto", "manual", "hybrid")
+GUARDS = ("level", "growth", "none")
+MAX_HINT_RATIO = 64.0
+"""ElChe counts no device as faster than this many times another"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,16 @@ class RunConfig:
     max_batch_diff: int | None = None
     fixed_counts: tuple[int, ...] | None = None
     """allotments by rank, forced: for experiments and exactness tests"""
+    speed_hint: tuple[int, float] | None = None
+    """(the slow rank, how many times as fast every other rank is): first allotments before anything is timed"""
+    guard: str = "level"
+    """who watches that replicas do not drift apart: level, growth or none"""
+    guard_threshold: float | None = None
+    """divergence that the level guard tolerates; none takes its default"""
+    meta_controller: bool = True
+    """shorten the window when the learning rate falls off a cliff or the guard keeps objecting"""
+    relax_up: bool = False
+    """asynchronous modes: grow the anchor by one batch for every verdict that finds the replicas close"""
 
     heartbeat_seconds: float = 1.0
     heartbeat_timeout_seconds: float = 30.0
@@ -61,7 +75,7 @@ class RunConfig:
     stall_seconds: float = 300.0
     """a reduce or a chunk that makes no progress for this long ends the run"""
     max_failure: float | None = None
-    """tolerated deaths: a count from 1 up, a fraction of the world below 1, none tolerates all but the last"""
+    """deaths that end the run: a count from 1 up, below 1 a share of the world, 0 any; none goes on to the last"""
     verify_consensus: bool = True
 
     def problems(self) -> list[Problem]:
@@ -74,6 +88,8 @@ class RunConfig:
 
     def _problems(self) -> Iterator[Problem]:
         yield from self._training_problems()
+        yield from self._scheduler_problems()
+        yield from self._guard_problems()
         yield from self._window_problems()
         yield from self._time_problems()
 
@@ -86,13 +102,52 @@ class RunConfig:
             )
         elif self.mode not in MODES:
             yield Problem("mode", "mode_unknown", f"{self.mode!r} is not a mode; use one of {', '.join(MODES)}")
-        for name in ("batch_size", "epochs", "initial_anchor", "max_anchor"):
+        for name in ("batch_size", "epochs"):
             if getattr(self, name) < 1:
                 yield Problem(name, "below_minimum", f"{name} must be at least 1, not {getattr(self, name)}")
+
+    def _scheduler_problems(self) -> Iterator[Problem]:
+        for name in ("initial_anchor", "min_anchor", "max_anchor", "max_batch_diff"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield Problem(name, "below_minimum", f"{name} must be at least 1, not {value}")
         if not 0.01 <= self.overhead_target <= 0.5:
             yield Problem("overhead_target", "out_of_range", "overhead_target must lie between 0.01 and 0.5")
+        if self.fixed_counts is not None and len(self.fixed_counts) < 2:
+            yield Problem("fixed_counts", "too_few", "fixed_counts names one allotment for each of at least 2 ranks")
         if self.fixed_counts is not None and any(count < 1 for count in self.fixed_counts):
             yield Problem("fixed_counts", "below_minimum", "every forced allotment must be at least 1 batch")
+        if self.speed_hint is None:
+            return
+        rank, ratio = self.speed_hint
+        if rank < 0 or rank != int(rank):
+            yield Problem("speed_hint", "rank_invalid", f"the hinted slow rank must be a rank's number, not {rank:g}")
+        if not 1.0 <= ratio <= MAX_HINT_RATIO:
+            yield Problem(
+                "speed_hint",
+                "out_of_range",
+                f"the hinted ratio must lie between 1 and {MAX_HINT_RATIO:g}: how many times as fast the others are",
+            )
+        if self.fixed_counts is not None or self.mode.endswith("_sync"):
+            what = f"in {self.mode}" if self.fixed_counts is None else "beside forced allotments"
+            yield Problem("speed_hint", "hint_unused", f"a speed hint has no effect {what}; leave it out")
+
+    def _guard_problems(self) -> Iterator[Problem]:
+        if self.guard not in GUARDS:
+            yield Problem("guard", "guard_unknown", f"{self.guard!r} is no guard; use one of {', '.join(GUARDS)}")
+        if self.guard_threshold is not None:
+            if not 0.0 < self.guard_threshold < math.inf:
+                yield Problem("guard_threshold", "out_of_range", "guard_threshold must be a number above 0")
+            if self.guard != "level":
+                yield Problem(
+                    "guard_threshold", "threshold_unused", "guard_threshold belongs to the level guard; leave it out"
+                )
+        if self.relax_up and not self.mode.endswith("_async"):
+            yield Problem("relax_up", "relax_up_needs_async", f"relax_up has no place in {self.mode}; leave it out")
+        if self.relax_up and self.guard == "none":
+            yield Problem(
+                "relax_up", "relax_up_without_guard", "without a guard relax_up would grow the anchor without bound"
+            )
 
     def _window_problems(self) -> Iterator[Problem]:
         if self.start_mode not in START_MODES:

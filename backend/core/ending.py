@@ -30,3 +30,8 @@ class Ending:
         """On to a later step."""
         assert STEPS.index(step) > STEPS.index(self.step), f"{self.step} -> {step}"
         self.step, self.deadline = step, deadline
+
+
+def trained(epochs: int) -> str:
+    """The reason of a run that did all that it was asked for."""
+    return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backend.core.config import RunConfig
-from backend.core.elche import Scheduler, scheduler_for
 from backend.core.round_cost import Line, RoundCost, link_bytes_per_second
+from backend.core.scheduling import Scheduler, scheduler_for
 from backend.core.timing import WindowReport
+from backend.core.verdicts import Stable
 from backend.core.work import EpochPool, window_plan
 
 Source = Literal["measured", "declared", "guessed"]
@@ -171,7 +172,7 @@ def _settled(outlook: Outlook, ms: Mapping[int, float], round_seconds: float) ->
     scheduler.set_max_total(_batches(outlook))
     before = None
     for _ in range(MOST_WINDOWS):
-        counts = scheduler.counts
+        counts, known = scheduler.counts, scheduler.phase in ("stable", "mature")
         scheduler.report_window(
             WindowReport(
                 ms={rank: count * ms[rank] for rank, count in counts.items()},
@@ -183,9 +184,10 @@ def _settled(outlook: Outlook, ms: Mapping[int, float], round_seconds: float) ->
                 data_seconds={},
             )
         )
+        scheduler.apply(Stable("Nothing is known that would speak against longer windows."))
         after = (scheduler.counts, scheduler.anchor)
-        if after == before and scheduler.phase in ("stable", "mature"):
-            break
+        if after == before and known:
+            break  # and not before: until a rank's pace is well known, growth is held to a higher threshold
         before = after
     return scheduler
 

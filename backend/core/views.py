@@ -107,6 +107,7 @@ def march_view(march: March, now: float) -> dict[str, Any]:
         "samples_total": training.dataset_size,
         "ranks": [_rank_view(seat, march) for seat in march.world.ranks.values()],
         "decision": training.decision if march.phase != "forming" else march.forming.missing(),
+        "guard": training.review.view(),
         "loss": training.loss,
         "eval": {"epoch": latest.epoch, "metrics": dict(latest.metrics)} if latest else None,
         "throughput": {
@@ -132,6 +133,7 @@ def _nothing_trained(window: JoinWindow) -> dict[str, Any]:
         "samples_total": window.reference.dataset_size,
         "ranks": [],
         "decision": "",
+        "guard": None,
         "loss": None,
         "eval": None,
         "throughput": dict.fromkeys(

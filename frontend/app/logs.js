@@ -24,7 +24,9 @@ export function Decisions({ live }) {
   return html`
     <${Panel} title="Decisions" note="Why ElChe dealt as it did">
       ${log.length
-        ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Decisions, newest first">${log.map(item)}</ol>`
+        ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Decisions, newest first">
+            ${log.map(item)}
+          </ol>`
         : html`<${Empty} className="steady">ElChe decides when a round closes. Its reasons are kept here.<//>`}
     <//>
   `;
@@ -36,13 +38,14 @@ export function Events({ live }) {
   const wanted = all.filter((event) => filter === "all" || event.level !== "info");
   const shown = wanted.slice(-EVENTS_SHOWN).reverse();
   const aside = html`<${Choice} legend="Show" value=${filter} options=${FILTERS} onPick=${setFilter} />`;
+  const nothing = filter === "all" ? "Nothing has happened yet." : "No trouble so far.";
   return html`
     <${Panel} title="Events" aside=${aside}>
       ${shown.length
         ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Events, newest first">
             ${shown.map((event) => html`<${Event} key=${event.id ?? event.at + event.text} event=${event} />`)}
           </ol>`
-        : html`<${Empty} className="steady">${filter === "all" ? "Nothing has happened yet." : "No trouble so far."}<//>`}
+        : html`<${Empty} className="steady">${nothing}<//>`}
     <//>
   `;
 }

@@ -12,21 +12,11 @@ from typing import Any
 
 import fixture_states as states
 import pytest
+from chromium import chromium, needs_chromium
 from fixture_server import TICKET, Fixture, serve
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect
 
-pytestmark = pytest.mark.browser
-
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 AXE = Path(__file__).resolve().parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
 DESK = (1440, 900)
@@ -51,10 +41,8 @@ expect.set_options(timeout=15_000)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -334,7 +322,8 @@ def test_names_are_text_and_nothing_else(browser: Browser, origin: str) -> None:
 def test_drawings_can_be_read_by_keyboard_and_as_tables(browser: Browser, origin: str) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["done"])
-        page.locator(".heat-canvas canvas").focus()
+        settle(page, "done")
+        page.locator(".heat-canvas canvas[tabindex]").focus()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowDown")
         expect(page.locator("[role=status]").last).to_contain_text("Round 47, rank 1 (birch cpu:0):")

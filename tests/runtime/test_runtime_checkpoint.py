@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from backend.core.vocabulary import CheckpointWritten, WriteCheckpoint
+from backend.runtime import tensor_file
 from backend.runtime.checkpoint import MANIFEST, MODEL, CheckpointPlace, write_checkpoint
 from backend.runtime.tensor_file import TensorFileError, read
 
@@ -232,6 +233,32 @@ def test_a_disk_that_fails_leaves_the_older_checkpoint_and_no_half_of_a_new_one(
     body = (place.data_dir / first.path).read_bytes()
     assert hashlib.sha256(body).hexdigest() == first.sha256
     assert write(place, effect(spec(), b"", number=2), np.zeros(2, np.float32)).error == ""
+
+
+def test_everything_is_on_the_disk_before_the_name_is_and_the_manifest_is_last(
+    place: CheckpointPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(handle: int) -> None:
+        steps.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{handle}')).name.split('.')[0] or 'directory'}")
+        fsync(handle)
+
+    def renamed(path: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    assert write(place, effect(spec(), b""), np.zeros(2, np.float32)).error == ""
+    assert steps == ["fsync model", "fsync manifest", "fsync directory", "rename", "fsync checkpoints"]
+
+
+def test_a_tensor_unlike_its_entry_is_refused(tmp_path: Path) -> None:
+    entry = tensor_file.Entry("w", "float32", (2, 2), lambda: b"\0" * 12)
+    with pytest.raises(TensorFileError, match="w has 12 bytes, its dtype and shape say 16"):
+        tensor_file.write(tmp_path / "model", [entry])
 
 
 def test_a_number_is_used_once(place: CheckpointPlace) -> None:

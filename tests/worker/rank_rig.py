@@ -112,10 +112,11 @@ def start_rank(
     *,
     job_dir: Path = JOBS,
     options: Callable[[LoopOptions], LoopOptions] = lambda given: given,
+    device: str = "cpu",
     ready: bool = True,
 ) -> RankRig:
     """Build the job and run its loop; with ``ready``, its RankReady is taken already."""
-    spec = RankSpec(plan=training_plan, rank=rank, device="cpu", shm_dir=str(shm_dir), job_dir=str(job_dir))
+    spec = RankSpec(plan=training_plan, rank=rank, device=device, shm_dir=str(shm_dir), job_dir=str(job_dir))
     workload = build_workload(spec)
     progress = ProgressBlock.create(shm_dir / f"rank{rank}.progress", now_ns())
     ours, theirs = socket.socketpair()

@@ -1,0 +1,76 @@
+"""Refusals of a run's configuration: scheduler, guard, meta-controller."""
+
+import json
+import math
+
+import pytest
+
+from backend.core.config import RunConfig
+
+
+def problems(**changes) -> list[tuple[str, str]]:
+    return [(problem.field, problem.code) for problem in RunConfig(**({"job": "a.py:A"} | changes)).problems()]
+
+
+def test_the_defaults_may_run():
+    config = RunConfig(job="a.py:A")
+
+    assert config.problems() == []
+    assert (config.guard, config.guard_threshold, config.meta_controller, config.relax_up) == (
+        "level",
+        None,
+        True,
+        False,
+    )
+    assert (config.max_anchor, config.overhead_target, config.speed_hint) == (1000, 0.05, None)
+    assert json.loads(json.dumps(config.as_dict()))["guard"] == "level"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"guard": "growth"},
+        {"guard": "none"},
+        {"guard_threshold": 0.3},
+        {"meta_controller": False},
+        {"speed_hint": (2, 2.5)},
+        {"speed_hint": (0, 1.0)},
+        {"speed_hint": (0, 64.0)},
+        {"max_batch_diff": 1},
+        {"min_anchor": 1},
+    ],
+)
+def test_what_may_be_chosen(changes):
+    assert problems(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"guard": "trend"}, [("guard", "guard_unknown")]),
+        ({"guard_threshold": 0.0}, [("guard_threshold", "out_of_range")]),
+        ({"guard_threshold": math.nan}, [("guard_threshold", "out_of_range")]),
+        ({"guard_threshold": math.inf}, [("guard_threshold", "out_of_range")]),
+        ({"guard": "growth", "guard_threshold": 0.1}, [("guard_threshold", "threshold_unused")]),
+        ({"relax_up": True}, [("relax_up", "relax_up_needs_async")]),
+        (
+            {"relax_up": True, "mode": "cpu_async", "guard": "none"},
+            [("mode", "mode_unavailable"), ("relax_up", "relax_up_without_guard")],
+        ),
+        ({"speed_hint": (-1, 2.0)}, [("speed_hint", "rank_invalid")]),
+        ({"speed_hint": (1.5, 2.0)}, [("speed_hint", "rank_invalid")]),
+        ({"speed_hint": (1, 0.99)}, [("speed_hint", "out_of_range")]),
+        ({"speed_hint": (1, 64.1)}, [("speed_hint", "out_of_range")]),
+        ({"speed_hint": (1, math.nan)}, [("speed_hint", "out_of_range")]),
+        ({"speed_hint": (1, 2.0), "mode": "cpu_sync"}, [("speed_hint", "hint_unused")]),
+        ({"speed_hint": (1, 2.0), "fixed_counts": (1, 2)}, [("speed_hint", "hint_unused")]),
+        ({"overhead_target": 0.0099}, [("overhead_target", "out_of_range")]),
+        ({"overhead_target": math.nan}, [("overhead_target", "out_of_range")]),
+        ({"max_batch_diff": 0}, [("max_batch_diff", "below_minimum")]),
+        ({"min_anchor": 0}, [("min_anchor", "below_minimum")]),
+        ({"initial_anchor": 0}, [("initial_anchor", "below_minimum")]),
+        ({"max_anchor": 0}, [("max_anchor", "below_minimum")]),
+    ],
+)
+def test_what_is_refused_and_under_which_name(changes, expected):
+    assert problems(**changes) == expected
