@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
-from backend.api import frontend, health, info, jobs, problems, runs, session, stream, window
+from backend.api import frontend, health, info, jobs, preview, problems, runs, session, stream, window
 from backend.api.credentials import Failures, OperatorToken, Sessions
 from backend.api.deps import Access
 from backend.api.security import Gatekeeper
@@ -92,7 +92,7 @@ def _lifespan(controller: Controller) -> Any:
 
 def _route(app: FastAPI, frontend_dir: Path) -> None:
     api = APIRouter(prefix="/api/v1")
-    for part in (runs, window, jobs, session, info, stream):
+    for part in (runs, window, preview, jobs, session, info, stream):
         api.include_router(part.router)
     app.include_router(api)
     app.include_router(stream.workers)

@@ -20,6 +20,8 @@ from backend.core.join_window import JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
 from backend.core.membership import Membership
+from backend.core.outlook import outlook_of
+from backend.core.preview import Outlook
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -132,6 +134,10 @@ class Cohort:
     def snapshot(self, now: float) -> dict[str, Any]:
         """The core's part of the run's view, JSON-ready; times relative to ``now``, in seconds."""
         return cohort_view(self, now)
+
+    def outlook(self) -> Outlook:
+        """What a preview of the run rests on now; a value of its own, to be reckoned with elsewhere."""
+        return outlook_of(self)
 
     # ------------------------------------------------------------------------------------ while the door is open
 
@@ -351,7 +357,7 @@ class Cohort:
             case RankFailed():
                 seat.failure = message
             case Exiting():
-                seat.exiting = True
+                pass  # what its exit means, its process' end will say
             case _:
                 what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
                 march.ranks_died([Casualty(rank, what)], now)

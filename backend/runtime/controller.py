@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket
 
 from backend.core.cohort import Cohort
 from backend.core.config import Problem, RunConfig
+from backend.core.preview import Outlook
 from backend.core.vocabulary import Operator
 from backend.runtime import jobs
 from backend.runtime.checkpoint import CheckpointPlace
@@ -170,6 +171,11 @@ class Controller:
         """The RunView of a served run; none when it isn't live."""
         run = self._runs.get(run_id)
         return None if run is None else run.view()
+
+    def live_outlook(self, run_id: int) -> Outlook | None:
+        """What a preview of a served run rests on; none when it isn't live. Reckon with it off the event loop."""
+        run = self._runs.get(run_id)
+        return None if run is None else run.outlook()
 
     def live_run_ids(self) -> list[int]:
         """Served runs, oldest first."""

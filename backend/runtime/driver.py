@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from backend.core.preview import Outlook
 from backend.core.vocabulary import Effect, Event, Lagged, Operator, Refused, Tick
 
 Clock = Callable[[], float]
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Core(Protocol):
-    """The four verbs of a pure run, and the two states that its shell asks for."""
+    """The verbs of a pure run, and the two states that its shell asks for."""
 
     @property
     def phase(self) -> str: ...
@@ -43,6 +44,8 @@ class Core(Protocol):
     def check(self) -> None: ...
 
     def snapshot(self, now: float) -> dict[str, Any]: ...
+
+    def outlook(self) -> Outlook: ...
 
 
 @dataclass(slots=True)

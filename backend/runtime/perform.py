@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.core.config import RunConfig
+from backend.core.preview import Outlook
 from backend.core.vocabulary import (
     AbortRound,
     CloseLink,
@@ -119,6 +120,10 @@ class LiveRun:
             phase, reason = self._outcome
             core = core | {"phase": phase, "reason": reason}
         return live_view(core, self.row, self.deaths, self.checkpoints, self._services.wall_clock())
+
+    def outlook(self) -> Outlook | None:
+        """What a preview of the run rests on; none once the run is over."""
+        return None if self._outcome is not None else self._core.outlook()
 
     async def serve(self) -> None:
         """Drive the run to its end, whichever; then let its links flush and its watchers know."""
