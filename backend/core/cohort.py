@@ -351,7 +351,7 @@ class Cohort:
             case RankFailed():
                 seat.failure = message
             case Exiting():
-                seat.exiting = True
+                pass  # what its exit means, its process' end will say
             case _:
                 what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
                 march.ranks_died([Casualty(rank, what)], now)

@@ -10,7 +10,7 @@ The cycle counts who contributes and who acknowledged; it adds no tensors and de
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from backend.core.vocabulary import AbortRound, Effect, OpenRound, RoundFinished, SendRank, SendRelay
@@ -31,10 +31,19 @@ class OpenedRound:
     """expected contributions of this attempt, ranks by host"""
     finished: RoundFinished | None = None
     acks: dict[int, SyncAck] = field(default_factory=dict)
+    ranks: frozenset[int] = field(init=False)
+    """who contributes to this attempt"""
+    waiting: set[int] = field(init=False)
+    """contributors that have not acknowledged"""
 
-    @property
-    def ranks(self) -> set[int]:
-        return {rank for ranks in self.hosts.values() for rank in ranks}
+    def __post_init__(self) -> None:
+        self.expect(self.hosts)
+
+    def expect(self, hosts: dict[int, tuple[int, ...]]) -> None:
+        """These contribute; nobody has acknowledged yet."""
+        self.hosts = hosts
+        self.ranks = frozenset(rank for ranks in hosts.values() for rank in ranks)
+        self.waiting = set(self.ranks)
 
 
 class Cycle:
@@ -83,7 +92,7 @@ class Cycle:
         aborted = RoundAborted(round=current.round, attempt=current.attempt, reason=reason)
         effects: list[Effect] = [AbortRound(current.round, current.attempt, reason)]
         effects += [SendRelay(host, aborted) for host in hosts]
-        current.hosts = hosts
+        current.expect(hosts)
         current.attempt += 1
         return effects + self._request()
 
@@ -100,14 +109,16 @@ class Cycle:
         if current is None or current.finished is None or ack.round != current.round:
             return False
         current.acks[rank] = ack
+        current.waiting.discard(rank)
         return True
 
-    def settled(self, alive: Iterable[int]) -> bool:
-        """Whether every living contributor has adopted the consensus."""
+    def settled(self, lives: Callable[[int], bool]) -> bool:
+        """Whether every living contributor has adopted the consensus. Looks at those that have not, up to the first
+        that lives: asked after every event, it must not cost more in a larger world."""
         current = self.open
         if current is None or current.finished is None:
             return False
-        return all(rank in current.acks for rank in alive if rank in current.ranks)
+        return not any(map(lives, current.waiting))
 
     def close(self) -> OpenedRound:
         """Take the settled round out; the cycle is idle again."""
@@ -122,6 +133,7 @@ class Cycle:
         if current is None:
             return
         assert set(current.acks) <= current.ranks, "an acknowledgement from a rank outside the round"
+        assert current.waiting == current.ranks - set(current.acks), "who is waited for is not who did not acknowledge"
         if current.finished is None:
             assert not current.acks, "acknowledged before the commit"
             assert current.ranks <= set(alive), f"round {current.round} waits for the dead {current.ranks - set(alive)}"

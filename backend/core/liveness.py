@@ -5,6 +5,7 @@ Hosts are heard, not ranks: any verified frame of a host is life, and a rank's e
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 from enum import IntEnum
@@ -83,6 +84,10 @@ class Liveness:
         self._heard: dict[int, float] = {}
         self._allowance: dict[int, float] = {}
         """extra seconds for each watched host, granted when the controller itself was away"""
+        self._filed: dict[int, float] = {}
+        """the deadline under which each watched host lies in ``_queue``; the true one may be later, never earlier"""
+        self._queue: list[tuple[float, int]] = []
+        """filed deadlines, first one first, with some that no longer count"""
 
     @property
     def hosts(self) -> list[int]:
@@ -93,16 +98,22 @@ class Liveness:
         """Watch a host from now on."""
         self._heard[host] = now
         self._allowance[host] = 0.0
+        self._file(host)
 
     def remove(self, host: int) -> None:
         """Stop watching a host that left or was declared lost: silence is no second death (M26)."""
         self._allowance.pop(host, None)
+        self._filed.pop(host, None)
 
     def heard(self, host: int, now: float) -> None:
         """A verified frame of the host arrived. A host that is not watched stays so."""
-        if host in self._allowance:
-            self._heard[host] = max(self._heard[host], now)
+        allowance = self._allowance.get(host)
+        if allowance is None:
+            return
+        self._heard[host] = max(self._heard[host], now)
+        if allowance:
             self._allowance[host] = 0.0
+            self._file(host)  # without the allowance the deadline may be earlier than the one it is filed under
 
     def silence(self, host: int, now: float) -> float:
         """Seconds since the host was last heard, watched or not; 0 for a host that never was."""
@@ -110,11 +121,26 @@ class Liveness:
 
     def late(self, now: float) -> list[int]:
         """Watched hosts that have been silent for the timeout."""
+        first = self.next_deadline()
+        if first is None or first > now:
+            return []
         return [host for host in self.hosts if self._deadline(host) <= now]
 
     def next_deadline(self) -> float | None:
-        """When the first watched host will be late if it stays silent."""
-        return min(map(self._deadline, self._allowance), default=None)
+        """When the first watched host will be late if it stays silent. Asked after every event, so hosts that were
+        heard are not sorted in again before they are first in line."""
+        queue = self._queue
+        while queue:
+            filed, host = queue[0]
+            if self._filed.get(host) != filed:
+                heapq.heappop(queue)
+                continue
+            deadline = self._deadline(host)
+            if deadline <= filed:
+                return deadline
+            self._filed[host] = deadline
+            heapq.heapreplace(queue, (deadline, host))
+        return None
 
     def lagged(self, seconds: float) -> str:
         """The controller was late by so much, so that what hosts sent in that time is still unread: every host gets it
@@ -123,6 +149,10 @@ class Liveness:
         for host in self._allowance:
             self._allowance[host] += extra
         return f"The controller was away for {extra:.1f} s; every host gets that time on top before it counts as lost."
+
+    def _file(self, host: int) -> None:
+        deadline = self._filed[host] = self._deadline(host)
+        heapq.heappush(self._queue, (deadline, host))
 
     def _deadline(self, host: int) -> float:
         return self._heard[host] + self._allowance[host] + self.timeout

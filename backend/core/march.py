@@ -111,13 +111,13 @@ class March:
         return True
 
     def rank_exited(self, rank: int, cause: ExitCause, now: float) -> None:
-        """A rank's process ended: on purpose, or it died."""
+        """A rank's process ended: because it was told to, or it died, however politely."""
         seat = self.world.ranks[rank]
         seat.exit = cause
         if not seat.alive:
             return
-        if self.leaving or (seat.exiting and cause.clean):
-            seat.state = "left"
+        if self.leaving:
+            self.world.remove(rank, "left")
         else:
             self.ranks_died([Casualty(rank, "its process ended", cause)], now)
 
@@ -129,8 +129,8 @@ class March:
         if self.leaving:
             seat.state = "left"
             for rank in seat.ranks:
-                if self.world.ranks[rank].alive:
-                    self.world.ranks[rank].state = "left"
+                if self.world.lives(rank):
+                    self.world.remove(rank, "left")
             return
         seat.state = "lost"
         told = f"this host was declared lost: {reason}"
@@ -144,9 +144,9 @@ class March:
 
     def ranks_died(self, casualties: list[Casualty], now: float) -> None:
         """Deaths of one cause are one step: all are marked before anybody is asked to do anything."""
-        casualties = [casualty for casualty in casualties if self.world.ranks[casualty.rank].alive]
+        casualties = [casualty for casualty in casualties if self.world.lives(casualty.rank)]
         for casualty in casualties:
-            self.world.ranks[casualty.rank].state = "dead"
+            self.world.remove(casualty.rank, "dead")
         for casualty in casualties:
             self._bury(casualty)
         if not casualties or self.end is not None:
@@ -209,7 +209,7 @@ class March:
 
     def _step(self, now: float) -> bool:
         """One step; whether it changed anything."""
-        if self.cycle.settled(self.world.alive()):
+        if self.cycle.settled(self.world.lives):
             return self._close_round(now)
         if self.cycle.open is not None:
             return False
@@ -265,6 +265,8 @@ class March:
         training = self.training
         if training.epoch_done:
             self._close_epoch(round_number, now)
+        if self.ending is not None:
+            return  # deaths between the commit and the last acknowledgement ended the run: nothing is dealt any more
         if training.all_epochs_done:
             self._end_after("done", trained(self.config.epochs), now)
         elif self.stopping:

@@ -156,7 +156,7 @@ class Training:
         """Nobody alive has a chunk in flight: the window is over, and its round may open if somebody worked."""
         if self.pool is None or self.window is None:
             return False
-        return not any(self.pool.in_flight(rank) for rank in self.world.alive())
+        return not self.pool.anything_in_flight  # the dead hold nothing: theirs is forfeited as they are buried
 
     def worked(self) -> bool:
         """Whether a living rank did a batch since the last round."""
@@ -240,7 +240,7 @@ class Training:
         assert self.pool is not None and self.window is not None
         window = self.window
         taken = window.dealt.get(rank, 0)
-        batches = chunk_batches(self.pool, rank, self.scheduler.counts, self.world.alive(), window.planned, taken)
+        batches = chunk_batches(self.pool, rank, window.planned, (rank,), window.planned, taken)
         chunk = self.pool.take(batches, rank)
         self.world.ranks[rank].state = "working" if chunk else "idle"
         if chunk is None:

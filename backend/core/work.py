@@ -88,6 +88,11 @@ class EpochPool:
         """Nothing is left to deal, though some may still be in flight or unaccepted."""
         return self._cursor == self.samples and not self._reclaimed
 
+    @property
+    def anything_in_flight(self) -> bool:
+        """Whether any rank holds a chunk that it has not delivered."""
+        return bool(self._in_flight)
+
     def in_flight(self, rank: int) -> bool:
         """Whether the rank holds a chunk that it has not delivered."""
         return rank in self._in_flight

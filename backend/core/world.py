@@ -47,8 +47,6 @@ class RankSeat:
     """compute, data, wait and reduce seconds of the last closed window"""
     last_planned: int = 0
     last_realized: int = 0
-    exiting: bool = False
-    """it was told to leave and said so"""
 
     @property
     def alive(self) -> bool:
@@ -65,6 +63,9 @@ class World:
             for local_rank, (rank, device) in enumerate(zip(seat.ranks, seat.devices, strict=True)):
                 self.ranks[rank] = RankSeat(rank=rank, host=seat.host, local_rank=local_rank, device=device.id)
         self.ranks = dict(sorted(self.ranks.items()))
+        self._living = dict.fromkeys(self.ranks)
+        self._alive = tuple(self._living)
+        self._links = {seat.link: seat for seat in self.hosts.values()}
         self.check()
 
     def assignments(self, host: int) -> list[RankAssignment]:
@@ -74,9 +75,20 @@ class World:
             for rank in self.hosts[host].ranks
         ]
 
-    def alive(self) -> list[int]:
+    def alive(self) -> tuple[int, ...]:
         """Living ranks in order."""
-        return [rank for rank, seat in self.ranks.items() if seat.alive]
+        return self._alive
+
+    def lives(self, rank: int) -> bool:
+        """Whether the rank is neither dead nor gone."""
+        return rank in self._living
+
+    def remove(self, rank: int, state: str) -> None:
+        """A rank is ``dead`` or has ``left``; every other change of a seat's state leaves it among the living."""
+        assert state in ("dead", "left"), state
+        self.ranks[rank].state = state
+        if self._living.pop(rank, rank) is None:
+            self._alive = tuple(self._living)
 
     def dead(self) -> list[int]:
         """Ranks that died; those that left after the end are not among them."""
@@ -93,7 +105,7 @@ class World:
 
     def host_of_link(self, link: int) -> HostSeat | None:
         """The host that holds this join link."""
-        return next((seat for seat in self.hosts.values() if seat.link == link), None)
+        return self._links.get(link)
 
     def where(self, rank: int) -> str:
         """A rank as people should read it: number, host and device."""
@@ -105,7 +117,10 @@ class World:
         return self.hosts[self.ranks[rank].host].emulate_ms_per_batch
 
     def check(self) -> None:
-        """Ranks are contiguous from 0 and each belongs to exactly one host."""
+        """Ranks are contiguous from 0, each belongs to exactly one host, and the living are those whose seats say
+        so."""
         assert list(self.ranks) == list(range(len(self.ranks))), f"ranks are not contiguous: {list(self.ranks)}"
         for seat in self.ranks.values():
             assert seat.rank in self.hosts[seat.host].ranks, f"{seat.rank} is not a rank of host {seat.host}"
+            assert seat.alive == (seat.rank in self._living), f"rank {seat.rank} is {seat.state}"
+        assert self._alive == tuple(self._living)

@@ -1,0 +1,150 @@
+"""An account of its own: what ranks really trained and rounds really summed, against what the core says and asks for.
+
+The core checks itself (``Cohort.check``); the oracle knows nothing of its state and follows the samples from outside.
+Its laws are named as in the reliability study: L1 sum and divisor, L2 samples, L3 deaths, L6 bounds, L14 one end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from backend.core.vocabulary import Effect, End, Event, OpenRound, RankSaid, Record, RoundFinished, SendRank, SendRelay
+from simulation.played import Batch
+from simulation.rounds import Sum
+from simulation.theatre import Theatre
+from simulation.watch import Watcher
+from wire.messages import ChunkDone, RequestParams, RoundCommitted, StartChunk
+
+POOL, DEALT, COMMITTED = 0, 1, 2
+
+
+class Oracle(Watcher):
+    """Raises ``AssertionError`` at the effect that breaks a law. Ask ``finish`` once the play is over."""
+
+    def __init__(self, play: Theatre) -> None:
+        self.play = play
+        self.dead: set[int] = set()
+        self.ended = False
+        self._trained: dict[int, bytearray] = {}
+        """by epoch and sample: whether a committed round holds it"""
+        self._dealt: dict[int, bytearray] = {}
+        """by epoch and sample: where the core says that it is; in the modes that reduce between chunks"""
+        self._given: dict[int, list[StartChunk]] = {}
+        """by rank: chunks whose round is not committed"""
+        self._held: dict[int, StartChunk] = {}
+        """by rank: the chunk in flight"""
+        self._finished: RoundFinished | None = None
+        self._opened = (-2, 0)
+        self._committed = 0
+        """samples of the last committed round"""
+        self._rounds = 0
+        self._epochs: list[int] = []
+        play.watchers.append(self)
+
+    # ------------------------------------------------------------------------------------------- what goes by
+
+    def event(self, now: float, event: Event) -> None:
+        if isinstance(event, RoundFinished):
+            self._finished = event
+        elif isinstance(event, RankSaid) and isinstance(event.message, ChunkDone) and event.rank not in self.dead:
+            self._held.pop(event.rank, None)
+
+    def effect(self, now: float, effect: Effect) -> None:
+        assert not self.ended, f"L14: {type(effect).__name__} after the end"
+        match effect:
+            case SendRank(rank=rank, message=message):
+                assert rank not in self.dead, f"L3: {type(message).__name__} for rank {rank}, which is dead"
+                if isinstance(message, StartChunk):
+                    self._chunk(rank, message)
+                elif isinstance(message, RequestParams):
+                    assert rank not in self._held or self.play.overlap, f"rank {rank} is asked in the middle of a chunk"
+            case SendRelay(message=RoundCommitted(round=number, attempt=attempt)):
+                assert self._finished is not None, f"L1: round {number} is committed before it was summed"
+                assert (self._finished.round, self._finished.attempt) == (number, attempt), "L1: another sum"
+            case OpenRound():
+                self._open(effect)
+            case Record(table=table, row=row):
+                self._record(table, row)
+            case End(reason=reason):
+                assert reason, "L12: an end without a reason"
+                self.ended = True
+
+    def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
+        for rank, steps in result.steps.items():
+            if number >= 0:
+                assert steps == len(batches[rank]), f"L1: rank {rank} declared {steps} steps, did {len(batches[rank])}"
+        self._committed = 0
+        for rank in result.steps:
+            for epoch, offset, size in batches[rank]:
+                where = self._trained.setdefault(epoch, bytearray(self.play.samples))
+                assert not where.count(1, offset, offset + size), f"L2: {epoch}/{offset} is committed twice"
+                where[offset : offset + size] = b"\1" * size
+                self._committed += size
+            for chunk in self._given.pop(rank, []):
+                self._move(chunk, DEALT, COMMITTED)
+
+    # ------------------------------------------------------------------------------------------------- laws
+
+    def finish(self) -> None:
+        """The play is over: it ended once, everything it promised was done, and every death is on record."""
+        play = self.play
+        assert play.end is not None, f"L6: nothing ended the run by {play.now:.0f} s; phase {play.cohort.phase}"
+        ends = [row for row in play.rows("runs") if row.get("phase") in ("done", "failed")]
+        assert len(ends) == 1, f"L14: the run ended {len(ends)} times"
+        assert ends[0]["phase"] == play.end.phase, f"L14: {ends[0]['phase']} on record, {play.end.phase} in fact"
+        march = play.cohort.march
+        dead = set(march.world.dead()) if march else set()
+        assert dead == self.dead, f"L3: {sorted(self.dead)} on record, {sorted(dead)} dead"
+        if play.end.phase == "done" and not play.end.reason.startswith("Stopped"):
+            assert self._epochs == list(range(play.config.epochs)), f"L2: epochs {self._epochs} are accepted"
+
+    def _chunk(self, rank: int, chunk: StartChunk) -> None:
+        samples, size = self.play.samples, self.play.batch_size
+        assert 0 <= chunk.offset < chunk.offset + chunk.size <= samples, f"L2: {chunk} is not in the epoch"
+        assert chunk.batches == -(-chunk.size // size), f"{chunk} in batches of {size}"
+        assert chunk.epoch == len(self._epochs) or self.play.overlap, f"L2: {chunk} while {len(self._epochs)} is open"
+        if self.play.overlap:
+            return
+        assert rank not in self._held, f"rank {rank} gets {chunk} while it holds {self._held.get(rank)}"
+        self._held[rank] = chunk
+        self._given.setdefault(rank, []).append(chunk)
+        self._move(chunk, POOL, DEALT)
+
+    def _move(self, chunk: StartChunk, before: int, after: int) -> None:
+        where = self._dealt.setdefault(chunk.epoch, bytearray(self.play.samples))
+        end = chunk.offset + chunk.size
+        assert where.count(before, chunk.offset, end) == chunk.size, f"L2: {chunk} is not in state {before}"
+        where[chunk.offset : end] = bytes([after]) * chunk.size
+
+    def _open(self, effect: OpenRound) -> None:
+        number, attempt = self._opened
+        again = (effect.round, effect.attempt) == (number, attempt + 1)
+        assert again or (effect.round, effect.attempt) == (number + 1, 0), f"{effect} follows round {number}/{attempt}"
+        self._opened = (effect.round, effect.attempt)
+        ranks = {rank for ranks in effect.hosts.values() for rank in ranks}
+        assert ranks and not ranks & self.dead, f"L1: {effect} expects the dead {sorted(ranks & self.dead)}"
+
+    def _record(self, table: str, row: dict[str, Any]) -> None:
+        if table == "deaths":
+            rank = row["rank"]
+            assert rank not in self.dead, f"L3: rank {rank} dies twice"
+            self.dead.add(rank)
+            self._held.pop(rank, None)
+            for chunk in self._given.pop(rank, []):
+                self._move(chunk, DEALT, POOL)
+        elif table == "rounds":
+            assert row["round"] == self._rounds, f"round {row['round']} follows {self._rounds} rounds"
+            self._rounds += 1
+            assert self._finished is not None and row["realized"] == self._finished.steps, "L1: another divisor"
+            if not self.play.overlap:
+                assert row["samples"] == self._committed, f"L2: {row['samples']} on record, {self._committed} trained"
+        elif table == "epochs" and "samples_accepted" in row:
+            self._epoch(row["epoch"], row["samples_accepted"])
+
+    def _epoch(self, epoch: int, accepted: int) -> None:
+        assert epoch == len(self._epochs), f"epoch {epoch} follows {len(self._epochs)} epochs"
+        self._epochs.append(epoch)
+        assert accepted == self.play.samples, f"L2: {accepted} of {self.play.samples} samples are accepted"
+        trained = self._trained.get(epoch, bytearray()).count(1)
+        assert trained == self.play.samples, f"L2: epoch {epoch} is closed with {trained} samples trained"
+        self._dealt.pop(epoch, None)

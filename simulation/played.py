@@ -1,0 +1,307 @@
+"""Ranks and hosts as the simulator plays them: they train, pack, adopt and answer as the worker does, without a model.
+
+A rank's parameters are one number ``w`` that each batch raises by 1, so that the consensus of every round has an exact
+value and a rank that adopted another one is found out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from backend.core.round_cost import Line, RoundCost
+from simulation.figures import Meter
+from simulation.pace import BatchCost, Pace
+from simulation.stage import Stage
+from wire.messages import (
+    BatchDone,
+    ChunkDone,
+    EvalResult,
+    Evaluate,
+    Exiting,
+    LocalState,
+    Message,
+    RequestLocalState,
+    RequestParams,
+    Shutdown,
+    StartChunk,
+)
+
+LATENCY = 0.001
+"""seconds that anything said takes to be answered, unless the host's line says otherwise"""
+LEAVING_SECONDS = 0.02
+"""from a rank's last word to the exit of its process"""
+
+Batch = tuple[int, int, int]
+"""epoch, offset and samples of one batch"""
+
+
+@dataclass
+class PlayedHost:
+    """One host: a link, its devices, its line to the controller, and whether it still beats."""
+
+    name: str
+    link: int
+    paces: list[Pace]
+    line: Line = field(default_factory=lambda: Line(float("inf"), LATENCY))
+    host: int = -1
+    """the core's number, once it is admitted"""
+    alive: bool = True
+    told: list[Any] = field(default_factory=list)
+    ranks: list[PlayedRank] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Packed:
+    """What lies in a rank's arena."""
+
+    round: int
+    steps: int
+    w: float
+    batches: list[Batch]
+    asked_at: float
+
+
+class Setting(Protocol):
+    """What a rank needs of the theatre it plays in."""
+
+    stage: Stage
+    meter: Meter
+    cost: RoundCost
+    batch_size: int
+    overlap: bool
+    """a rank goes on training while a round is open"""
+
+    def say(self, played: PlayedRank, message: Message, when: float) -> None:
+        """The controller hears it at that moment, if the rank still lives."""
+        ...
+
+    def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
+        """The arena holds the contribution."""
+        ...
+
+    def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
+        """The consensus is adopted; the controller hears of it at that moment."""
+        ...
+
+    def trained(self, played: PlayedRank, batch: Batch) -> None:
+        """A batch is done."""
+        ...
+
+    def exited(self, played: PlayedRank) -> None:
+        """The process ended as it was told to."""
+        ...
+
+
+class PlayedRank:
+    """One rank: what it holds, what it did, and the chunks that it was given."""
+
+    def __init__(self, rank: int, host: PlayedHost, pace: Pace, setting: Setting) -> None:
+        self.rank = rank
+        self.host = host
+        self.pace = pace
+        self.w = float(rank)
+        self.steps = 0
+        self.seen: list[Batch] = []
+        """batches it trained on, where the theatre keeps them"""
+        self.deaf = False
+        """it hears of no chunk any more: a loader that hangs"""
+        self._setting = setting
+        self._alive = True
+        self._chunk: StartChunk | None = None
+        self._waiting: deque[StartChunk] = deque()
+        self._fresh: list[Batch] = []
+        """batches since what was packed last"""
+        self._packed: Packed | None = None
+        self._asked: tuple[RequestParams, float] | None = None
+        """asked for its parameters in the middle of a batch, and when"""
+        self._result: float | None = None
+        """the consensus to adopt after the batch at hand"""
+        self._halted = False
+        """the round interrupted a chunk"""
+        self._held_until = 0.0
+        """it packs or loads"""
+        self._position = 0
+        self._started_at = 0.0
+        self._elapsed = 0.0
+        self._stall = 0.0
+        setting.meter.join(rank, pace.solo_ms)
+
+    @property
+    def alive(self) -> bool:
+        return self._alive
+
+    @alive.setter
+    def alive(self, alive: bool) -> None:
+        if self._alive and not alive:
+            self._setting.meter.gone(self.rank)
+        self._alive = alive
+
+    @property
+    def packed_batches(self) -> list[Batch]:
+        """Batches behind the contribution in its arena."""
+        return self._packed.batches if self._packed else []
+
+    def receive(self, message: Message) -> None:
+        """Do what the controller says."""
+        setting = self._setting
+        soon = setting.stage.now + self.host.line.latency_seconds
+        match message:
+            case StartChunk():
+                self._start(message)
+            case RequestParams():
+                self._request(message)
+            case Evaluate(epoch=epoch):
+                setting.say(self, EvalResult(epoch=epoch, metrics={"w": self.w}, elapsed_ms=1.0), soon)
+            case RequestLocalState(checkpoint=checkpoint):
+                setting.say(self, LocalState(checkpoint=checkpoint, part=0, parts=1, data=b"local"), soon)
+            case Shutdown():
+                setting.say(self, Exiting(steps=self.steps), soon)
+                setting.stage.after(LEAVING_SECONDS, setting.exited, self, order=self.rank)
+
+    def pause(self, seconds: float) -> None:
+        """The device stands still: the batch at hand, or the next one, takes so much longer."""
+        if self._chunk is not None and not self._halted:
+            self._stall += seconds
+        else:
+            self.pace.paused_until = max(self.pace.paused_until, self._setting.stage.now + seconds)
+
+    def adopt(self, value: float | None) -> None:
+        """The round is committed; ``value`` is its consensus, none when nobody worked."""
+        if self._packed is None:
+            return
+        if self._chunk is not None and not self._halted:
+            self._result = self._packed.w if value is None else value
+            return
+        self._adopt(self._packed.w if value is None else value)
+        self._resume()
+
+    # ------------------------------------------------------------------------------------------------- batches
+
+    def _start(self, chunk: StartChunk) -> None:
+        if self.deaf:
+            return
+        if self._chunk is not None or (self._packed is not None and not self._setting.overlap):
+            self._waiting.append(chunk)
+        else:
+            self._begin(chunk)
+
+    def _begin(self, chunk: StartChunk) -> None:
+        self._chunk, self._position = chunk, chunk.offset
+        now = self._setting.stage.now
+        self._started_at, self._elapsed = max(now, self._held_until), 0.0
+        self._setting.meter.works(self.rank)
+        self._setting.meter.round_work(self.rank, self._started_at - now)
+        self._next_batch()
+
+    def _next_batch(self) -> None:
+        chunk, setting = self._chunk, self._setting
+        assert chunk is not None
+        cost = self.pace.batch(setting.stage.now, first=self._position == chunk.offset)
+        self._elapsed += (cost.compute_ms + cost.data_ms) / 1000
+        setting.stage.at(self._started_at + self._elapsed, self._batch_done, chunk, cost, order=self.rank)
+
+    def _batch_done(self, chunk: StartChunk, cost: BatchCost) -> None:
+        setting = self._setting
+        if not self._alive:
+            return
+        if self._stall:
+            longer = self._stall * 1000
+            cost = BatchCost(cost.compute_ms + longer, cost.data_ms, cost.solo_ms + longer)
+            self._elapsed += self._stall
+            self._stall = 0.0
+            setting.stage.at(self._started_at + self._elapsed, self._batch_done, chunk, cost, order=self.rank)
+            return
+        samples = min(setting.batch_size, chunk.offset + chunk.size - self._position)
+        batch = (chunk.epoch, self._position, samples)
+        self._position += samples
+        self.w += 1
+        self.steps += 1
+        self._fresh.append(batch)
+        setting.trained(self, batch)
+        setting.meter.batch(self.rank, (cost.compute_ms + cost.data_ms) / 1000, cost.solo_ms / 1000)
+        latency = self.host.line.latency_seconds
+        done = BatchDone(
+            batch_ms=cost.compute_ms, data_ms=cost.data_ms, steps=self.steps, samples=samples, loss=1.0 / self.steps
+        )
+        setting.say(self, done, setting.stage.now + latency / 2)
+        if self._position == chunk.offset + chunk.size:
+            self._chunk_done(chunk)
+        elif self._between_batches():
+            self._next_batch()
+
+    def _chunk_done(self, chunk: StartChunk) -> None:
+        latency = self.host.line.latency_seconds
+        done = ChunkDone(epoch=chunk.epoch, offset=chunk.offset, size=chunk.size)
+        self._setting.say(self, done, self._started_at + (self._elapsed + latency))
+        self._chunk = None
+        self._between_batches()
+        self._setting.meter.rests(self.rank)
+        if self._packed is None or self._setting.overlap:
+            self._resume()
+
+    def _between_batches(self) -> bool:
+        """Hear what was said during the batch; whether training goes on."""
+        if self._result is not None:
+            self._adopt(self._result)
+        if self._asked is not None:
+            request, asked_at = self._asked
+            self._pack(request, asked_at)
+        if self._packed is None or self._setting.overlap:
+            return True
+        self._halted = True
+        self._setting.meter.rests(self.rank)
+        return False
+
+    def _resume(self) -> None:
+        """Go on where the round interrupted, or with the next chunk."""
+        if self._halted:
+            self._halted = False
+            if self._chunk is not None:
+                self._started_at, self._elapsed = self._setting.stage.now, 0.0
+                self._setting.meter.works(self.rank)
+                self._next_batch()
+                return
+        if self._chunk is None and self._waiting:
+            self._begin(self._waiting.popleft())
+
+    # -------------------------------------------------------------------------------------------------- rounds
+
+    def _request(self, request: RequestParams) -> None:
+        if self._packed is not None and self._packed.round == request.round:
+            self._hand_over(request, self._packed, 0.0)  # only the attempt is new
+        elif self._chunk is not None and not self._halted:
+            self._asked = (request, self._setting.stage.now)
+        else:
+            self._pack(request, self._setting.stage.now)
+
+    def _pack(self, request: RequestParams, asked_at: float) -> None:
+        self._asked = None
+        steps = int(self.rank == 0) if request.initial else len(self._fresh)
+        packed = self._packed = Packed(request.round, steps, self.w, self._fresh, asked_at)
+        self._fresh = []
+        seconds = self._setting.cost.pack_seconds
+        self._spend(seconds)
+        self._hand_over(request, packed, seconds)
+
+    def _hand_over(self, request: RequestParams, packed: Packed, seconds: float) -> None:
+        seconds = self.host.line.latency_seconds + seconds
+        self._setting.stage.after(seconds, self._setting.contribute, self, request, packed, order=self.rank)
+
+    def _adopt(self, value: float) -> None:
+        packed, setting = self._packed, self._setting
+        assert packed is not None
+        self._packed = self._result = None
+        self.w = value + (self.w - packed.w)  # what was trained since the arena was packed is kept
+        seconds = setting.cost.load_seconds
+        self._spend(seconds)
+        setting.acknowledge(self, packed, setting.stage.now + (self.host.line.latency_seconds + seconds))
+
+    def _spend(self, seconds: float) -> None:
+        """Packing and loading hold the rank up."""
+        if self._chunk is not None and not self._halted:
+            self._elapsed += seconds
+            self._setting.meter.round_work(self.rank, seconds)
+        else:
+            self._held_until = self._setting.stage.now + seconds

@@ -1,0 +1,116 @@
+"""The reduce plane as the simulator plays it: who contributed what, when the sum is there, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from backend.core.round_cost import Line, RoundCost
+from backend.core.vocabulary import AbortRound, Event, OpenRound, RoundBroken, RoundFinished
+from simulation.stage import Stage
+from wire.mass import gamma_mass, is_realized, mover_mass
+
+F32_BYTES = 4
+
+
+@dataclass(slots=True)
+class _Attempt:
+    opened: OpenRound
+    waiting: set[int]
+    contributions: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """steps and parameters by rank"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The consensus of an attempt; ``value`` is none when nobody worked."""
+
+    value: float | None
+    steps: dict[int, int]
+
+
+class PlayedPlane:
+    """One attempt at a time. ``feed`` takes the event that closes it."""
+
+    def __init__(self, stage: Stage, cost: RoundCost, gamma: float, feed: Callable[[Event], object]) -> None:
+        self.stage = stage
+        self.cost = cost
+        self.gamma = gamma
+        self.fixed_seconds: float | None = None
+        """what every sum takes, in place of the cost from bytes and links; the model then travels once"""
+        self.lines: dict[int, Line] = {}
+        """by host"""
+        self.poisoned: set[int] = set()
+        """hosts whose next contribution is refused"""
+        self.staged: dict[tuple[int, int], Sum] = {}
+        self._feed = feed
+        self._attempt: _Attempt | None = None
+
+    def open(self, effect: OpenRound) -> None:
+        """Expect these contributions."""
+        assert self._attempt is None, f"round {effect.round} is opened while {self._attempt} is open"
+        self._attempt = _Attempt(effect, {rank for ranks in effect.hosts.values() for rank in ranks})
+
+    def abort(self, effect: AbortRound) -> None:
+        """Drop the attempt, if it is still open."""
+        attempt = self._attempt
+        if attempt is not None and (attempt.opened.round, attempt.opened.attempt) == (effect.round, effect.attempt):
+            self._attempt = None
+
+    def contribute(self, rank: int, key: tuple[int, int], steps: int, w: float) -> None:
+        """A rank's arena is ready; with the last one the sum starts. ``key`` is round and attempt."""
+        attempt = self._attempt
+        if attempt is None or (attempt.opened.round, attempt.opened.attempt) != key:
+            return
+        attempt.contributions[rank] = (steps, w)
+        attempt.waiting.discard(rank)
+        if attempt.waiting:
+            return
+        seconds = self._seconds(attempt.opened)
+        self.stage.after(seconds, self._close, attempt, seconds)
+
+    def _seconds(self, opened: OpenRound) -> float:
+        if self.fixed_seconds is not None:
+            return self.fixed_seconds
+        return self.cost.stream_seconds([self.lines[host] for host in opened.hosts])
+
+    def _bytes(self, opened: OpenRound) -> int:
+        copies = len(opened.hosts) if self.fixed_seconds is None else 1
+        return copies * (opened.params_elements + opened.buffers_elements) * F32_BYTES
+
+    def _close(self, attempt: _Attempt, seconds: float) -> None:
+        if self._attempt is not attempt:
+            return
+        self._attempt = None
+        opened = attempt.opened
+        key = (opened.round, opened.attempt)
+        culprit = next((host for host in opened.hosts if host in self.poisoned), None)
+        if culprit is not None:
+            self.poisoned.discard(culprit)
+            self._feed(RoundBroken(*key, reason="its contribution is not finite", host=culprit))
+            return
+        steps = {rank: steps for rank, (steps, _) in attempt.contributions.items()}
+        mass, value = self._sum(attempt)
+        self.staged[key] = Sum(value, steps)
+        realized = is_realized(mass)
+        size = self._bytes(opened) if realized else 0
+        self._feed(
+            RoundFinished(
+                *key,
+                realized=realized,
+                buffers_realized=any(mover_mass(count) for count in steps.values()),
+                steps=steps,
+                mass=mass,
+                bytes_up=size,
+                bytes_down=size,
+                seconds=seconds,
+            )
+        )
+
+    def _sum(self, attempt: _Attempt) -> tuple[float, float | None]:
+        gamma = 1.0 if attempt.opened.initial else self.gamma
+        masses = {rank: gamma_mass(steps, gamma) for rank, (steps, _) in attempt.contributions.items()}
+        total = sum(masses.values())
+        if not is_realized(total):
+            return 0.0, None
+        return total, sum(masses[rank] * w for rank, (_, w) in attempt.contributions.items()) / total

@@ -1,0 +1,295 @@
+"""Worlds as text: a few lines that say who joins, how fast they are, and what happens when.
+
+    run KEY=VALUE ...    the run's configuration, and these of the stage: samples; reduce (seconds a sum takes, in place
+                         of what links and bytes give); model_mb, uplink_mbit, controller_mbit, latency_ms, memory_gbs;
+                         divergence (that replicas report, on average); settle (rounds left out of the figures);
+                         dice (the seed of everything random)
+    host NAME MS [MS ...] [OPTION=VALUE ...]
+                         a host that dials in at once, one rank for each ms a batch; options: data_ms, fill_ms, jitter,
+                         drift, drift_seconds, phase, uplink_mbit, latency_ms
+    at T join NAME MS [MS ...] [OPTION=VALUE ...]
+                         one that dials in later
+    at T start | stop | abort | extend SECONDS | turn_away HOST
+                         the operator acts
+    at T kill RANK [SIGNAL] | unplug NAME | freeze NAME | relay NAME | poison NAME | deaf RANK | quit RANK
+                         what may go wrong; poison: its next contribution is refused; deaf: a loader hangs; quit: the
+                         process takes its leave unasked
+    at T speed RANK MS | pause RANK SECONDS
+    until T              let time pass to T (default: to the end)
+    show KIND ...        besides the default, transcripts show these messages too
+
+Lines that start with ``#`` are comments. ``Script.text`` writes what ``Script.parse`` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from backend.core.config import RunConfig
+from backend.core.round_cost import MEMORY_BYTES_PER_SECOND, Line, RoundCost, link_bytes_per_second
+from simulation.pace import Pace
+from simulation.played import LATENCY
+from simulation.theatre import Theatre
+
+STAGE_KEYS = frozenset(
+    {
+        *("samples", "reduce", "model_mb", "uplink_mbit", "controller_mbit", "latency_ms", "memory_gbs"),
+        *("settle", "dice", "divergence"),
+    }
+)
+PACE_OPTIONS = frozenset({"data_ms", "fill_ms", "jitter", "drift", "drift_seconds", "phase"})
+LINE_OPTIONS = frozenset({"uplink_mbit", "latency_ms"})
+UNTIL = 10_000.0
+
+
+class ScriptError(Exception):
+    """A line that cannot be meant; the text says which and why."""
+
+
+@dataclass
+class HostLine:
+    """A host: its name, the ms a batch of each of its ranks, and its options."""
+
+    name: str
+    ms: list[float]
+    options: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, words: list[str]) -> HostLine:
+        """From the words after ``host``."""
+        name, *rest = words
+        numbers = [float(word) for word in rest if "=" not in word]
+        options = {key: float(value) for key, _, value in (word.partition("=") for word in rest if "=" in word)}
+        unknown = options.keys() - PACE_OPTIONS - LINE_OPTIONS
+        if unknown or not numbers:
+            raise ValueError(f"unknown option {', '.join(sorted(unknown))}" if unknown else "a host needs a rank")
+        return cls(name, numbers, options)
+
+    def text(self) -> str:
+        """As ``parse`` reads it."""
+        return " ".join([self.name, *map(repr, self.ms), *(f"{key}={value!r}" for key, value in self.options.items())])
+
+    def paces(self) -> list[Pace]:
+        """One for each rank."""
+        options = {key: value for key, value in self.options.items() if key in PACE_OPTIONS}
+        paces = [Pace(ms) for ms in self.ms]
+        for pace in paces:
+            for key, value in options.items():
+                setattr(pace, key, value)
+        return paces
+
+
+@dataclass
+class Act:
+    """What happens at a moment."""
+
+    at: float
+    words: list[str]
+
+    def text(self) -> str:
+        """As a line of a script."""
+        return f"at {self.at!r} {' '.join(self.words)}"
+
+
+@dataclass
+class Script:
+    """A whole world."""
+
+    run: dict[str, str] = field(default_factory=dict)
+    hosts: list[HostLine] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+    until: float = UNTIL
+    show: set[str] = field(default_factory=set)
+
+    @classmethod
+    def parse(cls, text: str) -> Script:
+        """Read a script. Raises ``ScriptError``."""
+        script = cls()
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            if not words or line.startswith("#"):
+                continue
+            try:
+                script._read(words)
+            except ValueError as error:
+                raise ScriptError(f"line {number} cannot be read: {line.strip()} ({error})") from error
+        return script
+
+    def _read(self, words: list[str]) -> None:
+        match words:
+            case ["run", *pairs]:
+                self.run |= dict(pair.split("=", 1) for pair in pairs)
+            case ["host", *rest]:
+                self.hosts.append(HostLine.parse(rest))
+            case ["at", when, act, *arguments]:
+                if act not in ACTS:
+                    raise ValueError(f"no such act: {act}")
+                self.acts.append(Act(float(when), [act, *arguments]))
+            case ["until", when]:
+                self.until = float(when)
+            case ["show", *kinds]:
+                self.show |= set(kinds)
+            case _:
+                raise ValueError("no such line")
+
+    def text(self) -> str:
+        """As ``parse`` reads it."""
+        lines = ["run " + " ".join(f"{key}={value}" for key, value in self.run.items())]
+        lines += [f"host {host.text()}" for host in self.hosts]
+        lines += [act.text() for act in self.acts]
+        lines += [f"until {self.until!r}"] if self.until != UNTIL else []
+        lines += [f"show {' '.join(sorted(self.show))}"] if self.show else []
+        return "\n".join(lines) + "\n"
+
+    # ------------------------------------------------------------------------------------------------- readings
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the hosts that dial in at once."""
+        return sum(len(host.ms) for host in self.hosts)
+
+    def number(self, key: str, default: float) -> float:
+        """One of the stage's own keys."""
+        return float(self.run.get(key, default))
+
+    def config(self) -> RunConfig:
+        """The run's configuration. Raises ``ScriptError`` for a key that neither it nor the stage has."""
+        kinds = {item.name: str(item.type) for item in fields(RunConfig)}
+        values: dict[str, Any] = {"job": "odometer.py:Odometer"}
+        for key, value in self.run.items():
+            if key in STAGE_KEYS:
+                continue
+            if key not in kinds:
+                raise ScriptError(f"run has no {key}")
+            try:
+                values[key] = _converted(kinds[key], value)
+            except ValueError as error:
+                raise ScriptError(f"run {key}={value}: {error}") from error
+        return RunConfig(**values)
+
+    def cost(self) -> RoundCost:
+        """What rounds cost."""
+        uplink = self.number("uplink_mbit", float("inf"))
+        return RoundCost(
+            model_bytes=self.number("model_mb", 0.0) * 1e6,
+            controller_bytes_per_second=link_bytes_per_second(self.number("controller_mbit", uplink)),
+            memory_bytes_per_second=self.number("memory_gbs", MEMORY_BYTES_PER_SECOND / 1e9) * 1e9,
+        )
+
+    def line(self, host: HostLine) -> Line:
+        """The host's way to the controller."""
+        uplink = host.options.get("uplink_mbit", self.number("uplink_mbit", float("inf")))
+        latency_ms = host.options.get("latency_ms", self.number("latency_ms", LATENCY * 1000))
+        return Line(link_bytes_per_second(uplink), latency_ms / 1000, len(host.ms))
+
+    # ------------------------------------------------------------------------------------------------- the play
+
+    def theatre(self, *, check: bool = True, stopwatch: Callable[[], float] | None = None) -> Theatre:
+        """The stage; nobody has dialled in yet."""
+        play = Theatre(
+            self.config(),
+            samples=int(self.number("samples", 60)),
+            cost=self.cost(),
+            seed=int(self.number("dice", 0)),
+            check=check,
+            stopwatch=stopwatch,
+        )
+        if "reduce" in self.run:
+            play.plane.fixed_seconds = self.number("reduce", 0.0)
+        play.divergence = self.number("divergence", 0.0)
+        return play
+
+    def put_on(self, play: Theatre) -> None:
+        """Let the hosts dial in, and plan what happens."""
+        play.settle = int(self.number("settle", 0))
+        for host in self.hosts:
+            self.join(play, host)
+        for act in self.acts:
+            play.at(act.at, partial(self.perform, play, act.words))
+
+    def join(self, play: Theatre, host: HostLine) -> None:
+        """The host dials in."""
+        play.join(host.name, *host.paces(), line=self.line(host))
+
+    def perform(self, play: Theatre, words: list[str]) -> None:
+        """An act whose time has come. One that cannot happen any more does not."""
+        act, *arguments = words
+        if play.end is None or act in OPERATOR:
+            ACTS[act](self, play, arguments)
+
+
+def _converted(kind: str, value: str) -> Any:
+    if "tuple" in kind:
+        return tuple(int(part) for part in value.split(","))
+    if "bool" in kind:
+        return value.lower() in ("true", "yes", "1")
+    if "str" in kind:
+        return value
+    return float(value) if "float" in kind else int(value)
+
+
+# ------------------------------------------------------------------------------------------------------ acts
+
+OPERATOR = ("start", "stop", "abort", "extend", "turn_away")
+
+
+def _operate(act: str, **kinds: type) -> Callable[[Script, Theatre, list[str]], object]:
+    def perform(script: Script, play: Theatre, arguments: list[str]) -> object:
+        values = {name: kind(value) for (name, kind), value in zip(kinds.items(), arguments, strict=True)}
+        return play.operate(act, **(values or {"by": "operator"}))
+
+    return perform
+
+
+def _join(script: Script, play: Theatre, arguments: list[str]) -> None:
+    script.join(play, HostLine.parse(arguments))
+
+
+def _kill(script: Script, play: Theatre, arguments: list[str]) -> None:
+    rank, *signal = arguments
+    if _lives(play, int(rank)):
+        play.kill(int(rank), signal=signal[0] if signal else "SIGKILL")
+
+
+def _to_host(strike: Callable[[Theatre, str], object]) -> Callable[[Script, Theatre, list[str]], object]:
+    def perform(script: Script, play: Theatre, arguments: list[str]) -> object:
+        (name,) = arguments
+        return strike(play, name) if play.hosts[name].alive else None
+
+    return perform
+
+
+def _to_rank(strike: Callable[..., object], *kinds: type) -> Callable[[Script, Theatre, list[str]], object]:
+    def perform(script: Script, play: Theatre, arguments: list[str]) -> object:
+        rank, *values = arguments
+        if not _lives(play, int(rank)):
+            return None
+        return strike(play, int(rank), *(kind(value) for kind, value in zip(kinds, values, strict=True)))
+
+    return perform
+
+
+def _lives(play: Theatre, rank: int) -> bool:
+    return rank in play.ranks and play.ranks[rank].alive
+
+
+ACTS: dict[str, Callable[[Script, Theatre, list[str]], object]] = {
+    "join": _join,
+    "start": _operate("start"),
+    "stop": _operate("stop"),
+    "abort": _operate("abort"),
+    "extend": _operate("extend", seconds=float),
+    "turn_away": _operate("turn_away", host=int),
+    "kill": _kill,
+    "unplug": _to_host(Theatre.unplug),
+    "freeze": _to_host(Theatre.freeze),
+    "relay": _to_host(Theatre.lose_relay),
+    "poison": _to_host(Theatre.poison),
+    "deaf": _to_rank(Theatre.deafen),
+    "quit": _to_rank(Theatre.quit),
+    "speed": _to_rank(Theatre.set_speed, float),
+    "pause": _to_rank(Theatre.pause, float),
+}

@@ -1,0 +1,362 @@
+"""A run on a virtual clock: the real core, with hosts, ranks and a reduce plane that are played.
+
+After each event the core's invariants can be checked. Nothing sleeps; time is whatever the next event says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+from backend.core.cohort import Cohort
+from backend.core.config import RunConfig
+from backend.core.round_cost import Line, RoundCost
+from backend.core.vocabulary import (
+    AbortRound,
+    CheckpointWritten,
+    CloseLink,
+    DropHost,
+    Effect,
+    End,
+    Event,
+    ExpectRelays,
+    HostSaid,
+    OpenRound,
+    Operator,
+    RankSaid,
+    Record,
+    Refused,
+    RelayAttached,
+    SendHost,
+    SendRank,
+    SendRelay,
+    Tick,
+    WriteCheckpoint,
+)
+from simulation.faults import Faults
+from simulation.figures import Meter
+from simulation.pace import Pace
+from simulation.played import Batch, Packed, PlayedHost, PlayedRank
+from simulation.rounds import PlayedPlane
+from simulation.stage import Stage
+from simulation.watch import CoreTime, Watcher
+from wire.messages import (
+    WIRE_VERSION,
+    Accept,
+    Device,
+    ExitCause,
+    Hello,
+    HostHeartbeat,
+    JobOffer,
+    Message,
+    ProbeReport,
+    RankAssignment,
+    RankExited,
+    RankReady,
+    Reject,
+    RequestParams,
+    RoundCommitted,
+    RunEnded,
+    SyncAck,
+    TensorSpec,
+    Versions,
+    WorldFormed,
+)
+
+VERSIONS = Versions(marchline="0.1.0", wire=WIRE_VERSION, python="3.11.7", torch="2.13.0")
+ONE_NUMBER = [TensorSpec(name="w", section="params", dtype="float32", shape=[1], offset=0)]
+INSTANT = RoundCost(0.0, float("inf"))
+RELAY_SECONDS, READY_SECONDS, CHECKPOINT_SECONDS = 0.04, 0.05, 0.01
+
+
+class Theatre(Faults):
+    """Play a run. Hosts join by ``join``; ``run`` goes on until the cohort ended or ``until`` passed."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        samples: int = 60,
+        layout: list[TensorSpec] | None = None,
+        salt: bytes = b"salt",
+        cost: RoundCost = INSTANT,
+        seed: int = 0,
+        check: bool = True,
+        stopwatch: Callable[[], float] | None = None,
+    ) -> None:
+        """``samples`` an epoch; ``check`` the core after every event; ``stopwatch`` in seconds, to time the core."""
+        self.config = config
+        self.samples = samples
+        self.layout = layout or ONE_NUMBER
+        self.cost = cost
+        self.batch_size = config.batch_size
+        self.overlap = config.mode.endswith("_async")
+        self.stage = Stage()
+        self.meter = Meter(self.stage)
+        self.cohort = Cohort(1, config, run_salt=salt, run_secret=None, job_hash="", now=0.0)
+        self.plane = PlayedPlane(self.stage, cost, config.gamma, self.feed)
+        self.hosts: dict[str, PlayedHost] = {}
+        self.ranks: dict[int, PlayedRank] = {}
+        self.watchers: list[Watcher] = []
+        self.records: list[Record] = []
+        self.refused: list[Refused] = []
+        self.end: End | None = None
+        self.settle = 0
+        """rounds that are left out of the figures"""
+        self.divergence = 0.0
+        """what replicas report on average; their one number tells nothing of how a real model would drift"""
+        self.core_time = CoreTime(stopwatch)
+        self.intercept: Callable[[Effect], bool] = lambda effect: False
+        """answers True to swallow an effect: a lost message"""
+        self.checkpoint_error = ""
+        self._check = check
+        self._seed = seed
+        self._links = itertools.count(1)
+        self._host_of_link: dict[int, PlayedHost] = {}
+        self._host_of_number: dict[int, PlayedHost] = {}
+        self._last_commit: tuple[int, int] | None = None
+        self._deadline: float | None = None
+        self._deadline_known = False
+        self._acts: dict[type, Callable[[Any], None]] = {
+            SendHost: self._to_host,
+            SendRank: self._to_rank,
+            SendRelay: self._to_relay,
+            OpenRound: self.plane.open,
+            AbortRound: self.plane.abort,
+            WriteCheckpoint: self._write_checkpoint,
+            Record: self._record,
+            Refused: self.refused.append,
+            End: self._ended,
+            CloseLink: lambda effect: None,
+            DropHost: lambda effect: None,
+            ExpectRelays: lambda effect: None,
+        }
+
+    # ------------------------------------------------------------------------------------------- for stories
+
+    @property
+    def now(self) -> float:
+        return self.stage.now
+
+    def join(
+        self, name: str, *paces: float | Pace, line: Line | None = None, emulated: bool = False, **hello: Any
+    ) -> PlayedHost:
+        """A host dials in now with one device for each pace (a number is its ms a batch)."""
+        host = PlayedHost(name=name, link=next(self._links), paces=[_pace(pace) for pace in paces])
+        host.line = line or host.line
+        self.hosts[name] = self._host_of_link[host.link] = host
+        devices = [Device(id=f"cpu:{index}", type="cpu") for index in range(len(paces))]
+        emulate = host.paces[0].ms if emulated else None
+        fields: dict[str, Any] = {
+            "host": name,
+            "devices": devices,
+            "versions": VERSIONS,
+            "emulate_ms_per_batch": emulate,
+        } | hello
+        self.feed(HostSaid(host.link, Hello(**fields), address=_address(host)))
+        self.stage.after(self.config.heartbeat_seconds, self._beat, host)
+        return host
+
+    def feed(self, event: Event) -> list[Effect]:
+        """Hand the core one event now and perform what it says."""
+        now = self.stage.now
+        self._deadline_known = False
+        for watcher in self.watchers:
+            watcher.event(now, event)
+        effects = self._handle(event, now)
+        if self._check:
+            self.cohort.check()
+        for effect in effects:
+            for watcher in self.watchers:
+                watcher.effect(now, effect)
+            if not self.intercept(effect):
+                self._acts[type(effect)](effect)
+        return effects
+
+    def operate(self, act: str, **arguments: Any) -> list[Refused]:
+        """The operator acts; what was refused comes back."""
+        return [effect for effect in self.feed(Operator(act, arguments)) if isinstance(effect, Refused)]
+
+    def at(self, when: float, act: Callable[[], Any]) -> None:
+        """Do something at a moment to come."""
+        self.stage.after(when - self.stage.now, act)
+
+    def run(self, until: float = 10_000.0) -> Any:
+        """Let time pass until the run ended, or ``until``."""
+        stage = self.stage
+        while self.end is None and stage.now < until:
+            deadline = self._next_deadline()
+            next_at = stage.next_at
+            if deadline is not None and (next_at is None or deadline < next_at):
+                if deadline > until:
+                    break
+                stage.now = max(stage.now, deadline)
+                self.feed(Tick())
+            elif next_at is not None and next_at <= until:
+                stage.step()
+            else:
+                break
+        if self.end is None:
+            stage.now = max(stage.now, until)
+        return self
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        """What was recorded in a table, in order."""
+        return [record.row for record in self.records if record.table == table]
+
+    # ----------------------------------------------------------------------------------- what the ranks ask for
+
+    def say(self, played: PlayedRank, message: Message, when: float) -> None:
+        """The controller hears it at that moment, if the rank still lives."""
+        self.stage.at(when, self._heard, played, message, order=played.rank)
+
+    def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
+        """A rank's arena holds its contribution."""
+        if played.alive:
+            self.plane.contribute(played.rank, (request.round, request.attempt), packed.steps, packed.w)
+
+    def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
+        """The consensus is adopted; the controller hears of it at that moment."""
+        self.say(played, self.acknowledgement(played, packed, when), when)
+
+    def acknowledgement(self, played: PlayedRank, packed: Packed, when: float) -> SyncAck:
+        """What a rank reports about the round that it adopted."""
+        return SyncAck(
+            round=packed.round,
+            divergence=self.divergence * played.pace.dice.lognormvariate(0.0, 0.5) if self.divergence else 0.0,
+            pre_norm=abs(packed.w),
+            post_norm=abs(played.w),
+            params_hash="" if self.overlap else f"{played.w:.6f}",
+            pack_ms=self.cost.pack_seconds * 1000,
+            load_ms=self.cost.load_seconds * 1000,
+            wait_ms=0.0,
+            reduce_ms=(when - packed.asked_at) * 1000,
+        )
+
+    def trained(self, played: PlayedRank, batch: Batch) -> None:
+        """A rank is done with a batch."""
+        for watcher in self.watchers:
+            watcher.trained(played.rank, batch)
+
+    def exited(self, played: PlayedRank) -> None:
+        """A rank's process ended as it was told to."""
+        played.alive = False
+        cause = ExitCause(code=0, clean=True, last_step=played.steps)
+        self.feed(HostSaid(played.host.link, RankExited(rank=played.rank, cause=cause)))
+
+    # ------------------------------------------------------------------------------------------------- parts
+
+    def _handle(self, event: Event, now: float) -> list[Effect]:
+        stopwatch = self.core_time.stopwatch
+        if stopwatch is None:
+            return self.cohort.handle(event, now)
+        began = stopwatch()
+        effects = self.cohort.handle(event, now)
+        seconds = stopwatch() - began
+        message = getattr(event, "message", event)
+        self.core_time.add(type(message).__name__, seconds)
+        return effects
+
+    def _next_deadline(self) -> float | None:
+        if self._deadline_known:
+            return self._deadline
+        self._deadline_known = True
+        stopwatch = self.core_time.stopwatch
+        began = stopwatch() if stopwatch else 0.0
+        self._deadline = self.cohort.next_deadline()
+        self.core_time.seconds += stopwatch() - began if stopwatch else 0.0
+        return self._deadline
+
+    def _beat(self, host: PlayedHost) -> None:
+        if host.alive and self.end is None:
+            self.feed(HostSaid(host.link, HostHeartbeat(ranks=[])))
+            self.stage.after(self.config.heartbeat_seconds, self._beat, host)
+
+    def _heard(self, played: PlayedRank, message: Message) -> None:
+        if played.alive:
+            self.feed(RankSaid(played.rank, message))
+
+    def _ended(self, end: End) -> None:
+        assert self.end is None, "a run ends once"
+        self.end = end
+
+    def _record(self, record: Record) -> None:
+        self.records.append(record)
+        if record.table == "rounds":
+            self.meter.note()
+            if record.row["round"] == self.settle - 1:
+                self.meter.begin()
+
+    def _to_host(self, effect: SendHost) -> None:
+        host = self._host_of_link.get(effect.link)
+        if host is None or not host.alive:
+            return
+        host.told.append(effect.message)
+        match effect.message:
+            case JobOffer():
+                self.stage.after(host.line.latency_seconds, self._report, host)
+            case Accept(host_id=number):
+                host.host = number
+                self.plane.lines[number] = host.line
+                self._host_of_number[number] = host
+            case WorldFormed(assignments=assignments):
+                self.spawn(host, assignments)
+            case Reject() | RunEnded():
+                host.alive = False
+
+    def _report(self, host: PlayedHost) -> None:
+        report = ProbeReport(
+            job_hash="j", sources_hash="s", layout=self.layout, dataset_signature="d", dataset_size=self.samples
+        )
+        self.feed(HostSaid(host.link, report, _address(host)))
+
+    def spawn(self, host: PlayedHost, assignments: list[RankAssignment]) -> None:
+        """The host starts its processes."""
+        for assignment in assignments:
+            rank, pace = assignment.rank, host.paces[assignment.local_rank]
+            pace.dice = random.Random(f"{self._seed}/{rank}")
+            played = PlayedRank(rank, host, pace, self)
+            host.ranks.append(played)
+            self.ranks[rank] = played
+            ready = RankReady(layout_hash="L", params_elements=self._elements, buffers_elements=0)
+            self.say(played, ready, self.stage.now + READY_SECONDS)
+        self.stage.after(RELAY_SECONDS, lambda: self.feed(RelayAttached(host.host)))
+
+    @property
+    def _elements(self) -> int:
+        return max(1, int(self.cost.model_bytes) // 4)
+
+    def _to_rank(self, effect: SendRank) -> None:
+        played = self.ranks.get(effect.rank)
+        if played is not None and played.alive:
+            played.receive(effect.message)
+
+    def _to_relay(self, effect: SendRelay) -> None:
+        message = effect.message
+        if not isinstance(message, RoundCommitted):
+            return
+        key = (message.round, message.attempt)
+        result = self.plane.staged[key]
+        if key != self._last_commit:
+            self._last_commit = key
+            batches = {rank: self.ranks[rank].packed_batches for rank in result.steps}
+            for watcher in self.watchers:
+                watcher.committed(message.round, result, batches)
+        for played in self._host_of_number[effect.host].ranks:
+            if played.alive:
+                played.adopt(result.value)
+
+    def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
+        error = self.checkpoint_error
+        event = CheckpointWritten(effect.checkpoint, "" if error else "model.safetensors", 4, "00", error=error)
+        self.stage.after(CHECKPOINT_SECONDS, lambda: self.feed(event))
+
+
+def _pace(pace: float | Pace) -> Pace:
+    return pace if isinstance(pace, Pace) else Pace(ms=float(pace))
+
+
+def _address(host: PlayedHost) -> str:
+    return f"10.0.{host.link >> 8}.{host.link & 255}"

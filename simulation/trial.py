@@ -1,0 +1,61 @@
+"""A world on trial: played to its end with every invariant checked after every event; what breaks it, and where."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulation.oracle import Oracle
+from simulation.script import Script
+from simulation.theatre import Theatre
+from simulation.transcript import Log, render
+
+HORIZON = 3000.0
+"""virtual seconds in which every world must have ended"""
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What broke, as a sentence, and where: the kind of error and the function of ours in which it was raised."""
+
+    sentence: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A world that was played; ``failure`` is none when every invariant held."""
+
+    script: Script
+    theatre: Theatre
+    failure: Failure | None
+    log: Log
+
+    def transcript(self, last: int = 60) -> str:
+        """The last lines before the world ended or broke."""
+        lines = render(self.log.entries).splitlines()[-last:]
+        return "\n".join([*lines, f"!!! {self.failure.sentence}"] if self.failure else lines) + "\n"
+
+
+def hold(script: Script) -> Trial:
+    """Play a world."""
+    theatre = script.theatre()
+    log = Log()
+    theatre.watchers.append(log)
+    oracle = Oracle(theatre)
+    failure = None
+    try:
+        script.put_on(theatre)
+        theatre.run(HORIZON)
+        oracle.finish()
+    except Exception as error:  # whatever breaks is the result
+        failure = Failure(f"{type(error).__name__}: {error}", f"{type(error).__name__} in {_place(error)}")
+    return Trial(script, theatre, failure, log)
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(ROOT)]
+    return f"{Path(ours[-1].filename).name}:{ours[-1].name}" if ours else "nowhere of ours"
