@@ -5,9 +5,9 @@ slices are summed in a small thread pool, sent on in arena order, and kept, sinc
 last consensus is what a checkpoint is written from. It knows nothing of scheduling: ``open`` says what to
 expect, ``abort`` to forget it (design section 6; behaviour G10; laws L1, L4, L8).
 
-Memory is two arenas (the last consensus and the one that is being built) plus, per host, at most
-``window_slices`` slices: the runtime awaits :meth:`ReducePlane.room` before it reads more from a host's data
-link.
+Memory is two arenas (the last consensus and the one that is being built), with an outer optimizer as many of its
+momentum, plus, per host, at most ``window_slices`` slices: the runtime awaits :meth:`ReducePlane.room` before it
+reads more from a host's data link.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from backend.reduce.accumulator import (
     same_round,
     slices,
 )
-from backend.reduce.sums import F32, FloatArray, NonFinite, Pieces, reciprocal, sum_slice
+from backend.reduce.outer import Nesterov, OuterSlice, reduce_slice
+from backend.reduce.sums import F32, FloatArray, NonFinite, Pieces, reciprocal
 from wire.messages import Contribution
 from wire.session import ChunkHeader, Section
 
@@ -47,9 +48,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Buffer:
-    """An arena, and whether somebody outside holds it: then it is never written again."""
+    """An arena, the outer momentum behind it, and whether somebody outside holds either: then none is written again.
+
+    The two are one state, committed and taken back together.
+    """
 
     values: FloatArray
+    momentum: FloatArray | None
+    """(params_elements,); None without an outer optimizer"""
     lent: bool = False
 
 
@@ -94,7 +100,8 @@ class ReducePlane:
     """The reduce of one run. Every method is called on the event loop's thread and returns at once.
 
     ``send(host, header, payload)`` queues a chunk downwards, ``finished`` and ``broken`` report the end of an
-    attempt; all three are called on the same thread, possibly from within a method of the plane.
+    attempt; all three are called on the same thread, possibly from within a method of the plane. ``outer`` makes each
+    round's average of the parameters a step of its own; buffers and the initial broadcast are taken as they are.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class ReducePlane:
         window_slices: int = WINDOW_SLICES,
         threads: int = min(4, os.cpu_count() or 1),
         clock: Callable[[], float] = time.monotonic,
+        outer: Nesterov | None = None,
     ) -> None:
         self._send = send
         self._finished = finished
@@ -115,6 +123,8 @@ class ReducePlane:
         self._window = window_slices * slice_elements
         self._threads = threads
         self._clock = clock
+        self._outer = outer
+        self._restored: FloatArray | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reduce")
         self._open: _Attempt | None = None
         self._closed_attempt: tuple[int, int] | None = None
@@ -130,12 +140,30 @@ class ReducePlane:
 
         Whoever holds it may keep it: a buffer that was handed out is never written again.
         """
-        if self._consensus is None:
+        return None if self._consensus is None else self._lend(self._consensus, self._consensus.values)
+
+    @property
+    def outer_momentum(self) -> FloatArray | None:
+        """The outer momentum behind the last committed arena (f32, params only), to keep like ``consensus``; None
+        before the first, and without an outer optimizer."""
+        if self._consensus is None or self._consensus.momentum is None:
             return None
-        self._consensus.lent = True
-        view = self._consensus.values.view()
-        view.flags.writeable = False
-        return view
+        return self._lend(self._consensus, self._consensus.momentum)
+
+    def restore_outer(self, momentum: FloatArray) -> None:
+        """Go on with the momentum of a checkpoint, (params_elements,) f32; call it before the first round is opened.
+
+        Raises ``ValueError`` without an outer optimizer, once there is a round, or for what is no finite f32 vector.
+        """
+        if self._outer is None:
+            raise ValueError("this run has no outer optimizer whose momentum could be restored")
+        if self._open is not None or self._consensus is not None:
+            raise ValueError("the outer momentum can be restored before the first round only")
+        if momentum.dtype != F32 or momentum.ndim != 1:
+            raise ValueError(f"the outer momentum is one f32 vector, not {momentum.dtype} of shape {momentum.shape}")
+        if not np.isfinite(momentum).all():
+            raise ValueError("the outer momentum to restore is not finite")
+        self._restored = momentum.copy()
 
     @property
     def waiting_for(self) -> dict[int, str]:
@@ -145,15 +173,18 @@ class ReducePlane:
     def open(self, opening: OpenRound) -> None:
         """Expect one contribution from each of these hosts. An attempt that is still open is dropped.
 
-        Raises ``ValueError`` without hosts.
+        Raises ``ValueError`` without hosts, and for a restored momentum of another length than the parameters.
         """
         if not opening.hosts:
             raise ValueError(f"round {opening.round} was opened without hosts")
+        if self._restored is not None and self._restored.size != opening.params_elements:
+            sizes = f"{self._restored.size} elements, the parameters {opening.params_elements}"
+            raise ValueError(f"the restored outer momentum has {sizes}")
         counts = Accumulator(opening)
         self._open = _Attempt(
             counts=counts,
             plan=slices(opening.params_elements, opening.buffers_elements, self._slice_elements),
-            built=self._take_buffer(counts.elements),
+            built=self._take_buffer(counts.elements, opening.params_elements),
             started=self._clock(),
             inbox={host: deque() for host in counts.hosts},
         )
@@ -249,13 +280,30 @@ class ReducePlane:
         mass = attempt.counts.mass if piece.section is Section.PARAMS else attempt.counts.mover_mass
         future = asyncio.get_running_loop().run_in_executor(
             self._pool,
-            sum_slice,
+            reduce_slice,
             [attempt.take(host, piece) for host in attempt.counts.contributors],
             attempt.built.values[piece.offset : piece.stop],
             reciprocal(mass),
+            self._outer_slice(attempt, piece),
         )
         attempt.running += 1
         future.add_done_callback(lambda done: self._summed(attempt, index, done))
+
+    def _outer_slice(self, attempt: _Attempt, piece: Slice) -> OuterSlice | None:
+        """The outer step of this slice: from the last consensus, which no initial broadcast and no first round has."""
+        after = attempt.built.momentum
+        if self._outer is None or after is None or piece.section is not Section.PARAMS:
+            return None
+        last = self._consensus
+        start = last.values if last is not None and not attempt.counts.opening.initial else None
+        before = self._restored if last is None else last.momentum
+        cut = slice(piece.offset, piece.stop)
+        return OuterSlice(
+            self._outer,
+            start=None if start is None else start[cut],
+            before=None if before is None else before[cut],
+            after=after[cut],
+        )
 
     def _summed(self, attempt: _Attempt, index: int, done: asyncio.Future[NonFinite | None]) -> None:
         attempt.running -= 1
@@ -309,7 +357,7 @@ class ReducePlane:
     def _break_for(self, attempt: _Attempt, piece: Slice, bad: NonFinite) -> None:
         where = f"{bad.value} at element {piece.offset + bad.index} ({piece.section.name.lower()})"
         if bad.contributor is None:
-            self._break(f"the sum is {where}, though every contribution is finite")
+            self._break(f"{bad.what} is {where}, though every contribution is finite")
             return
         host = attempt.counts.contributors[bad.contributor]
         ranks = ", ".join(map(str, sorted(attempt.counts.opening.hosts[host])))
@@ -324,12 +372,20 @@ class ReducePlane:
 
     # ----------------------------------------------------------------------------------- buffers and waiting
 
-    def _take_buffer(self, elements: int) -> _Buffer:
+    @staticmethod
+    def _lend(buffer: _Buffer, values: FloatArray) -> FloatArray:
+        buffer.lent = True
+        view = values.view()
+        view.flags.writeable = False
+        return view
+
+    def _take_buffer(self, elements: int, params_elements: int) -> _Buffer:
         """The arena to build in: the consensus before the last one, unless somebody may still read it."""
         spare, self._before = self._before, None
         if spare is not None and not spare.lent and spare.values.size == elements:
             return spare
-        return _Buffer(np.empty(elements, dtype=F32))
+        momentum = None if self._outer is None else np.empty(params_elements, dtype=F32)
+        return _Buffer(np.empty(elements, dtype=F32), momentum)
 
     def _has_room(self, host: int) -> bool:
         attempt = self._expecting(host)
