@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,8 +32,9 @@ from backend.reduce.accumulator import (
     same_round,
     slices,
 )
+from backend.reduce.attempt import Attempt, Buffer
 from backend.reduce.outer import Nesterov, OuterSlice, reduce_slice
-from backend.reduce.sums import F32, FloatArray, NonFinite, Pieces, reciprocal
+from backend.reduce.sums import F32, FloatArray, NonFinite, reciprocal
 from wire.messages import Contribution
 from wire.session import ChunkHeader, Section
 
@@ -44,56 +44,6 @@ Send = Callable[[int, ChunkHeader, memoryview], None]
 WINDOW_SLICES = 8
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Buffer:
-    """An arena, the outer momentum behind it, and whether somebody outside holds either: then none is written again.
-
-    The two are one state, committed and taken back together.
-    """
-
-    values: FloatArray
-    momentum: FloatArray | None
-    """(params_elements,); None without an outer optimizer"""
-    lent: bool = False
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """One open attempt and its buffer: dropped together, so that late sums and unsent views hurt nobody."""
-
-    counts: Accumulator
-    plan: list[Slice]
-    built: _Buffer
-    started: float
-    inbox: dict[int, deque[tuple[int, FloatArray]]]
-    next_sum: int = 0
-    next_send: int = 0
-    summed: set[int] = field(default_factory=set)
-    running: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    @property
-    def number(self) -> tuple[int, int]:
-        return self.counts.opening.round, self.counts.opening.attempt
-
-    @property
-    def summed_to(self) -> int:
-        """First element that no sum has asked for yet."""
-        return self.plan[self.next_sum].offset if self.next_sum < len(self.plan) else self.counts.elements
-
-    def take(self, host: int, piece: Slice) -> Pieces:
-        """The host's elements of this slice, removed from its inbox; a chunk that reaches further keeps its rest."""
-        inbox, pieces = self.inbox[host], []
-        while inbox and inbox[0][0] < piece.stop:
-            offset, values = inbox.popleft()
-            wanted = piece.stop - offset
-            pieces.append(values[:wanted])
-            if values.size > wanted:
-                inbox.appendleft((piece.stop, values[wanted:]))
-        return pieces
 
 
 class ReducePlane:
@@ -126,10 +76,10 @@ class ReducePlane:
         self._outer = outer
         self._restored: FloatArray | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reduce")
-        self._open: _Attempt | None = None
+        self._open: Attempt | None = None
         self._closed_attempt: tuple[int, int] | None = None
-        self._consensus: _Buffer | None = None
-        self._before: _Buffer | None = None
+        self._consensus: Buffer | None = None
+        self._before: Buffer | None = None
         self._moved = asyncio.Event()
         self.ignored = 0
         """frames of another attempt, of a host that is not expected, or received before"""
@@ -177,11 +127,13 @@ class ReducePlane:
         """
         if not opening.hosts:
             raise ValueError(f"round {opening.round} was opened without hosts")
+        if self._consensus is not None:
+            self._restored = None  # it went on with the first consensus, which nobody can take back any more
         if self._restored is not None and self._restored.size != opening.params_elements:
             sizes = f"{self._restored.size} elements, the parameters {opening.params_elements}"
             raise ValueError(f"the restored outer momentum has {sizes}")
         counts = Accumulator(opening)
-        self._open = _Attempt(
+        self._open = Attempt(
             counts=counts,
             plan=slices(opening.params_elements, opening.buffers_elements, self._slice_elements),
             built=self._take_buffer(counts.elements, opening.params_elements),
@@ -256,11 +208,11 @@ class ReducePlane:
 
     # ------------------------------------------------------------------------------------------ one attempt
 
-    def _expecting(self, host: int) -> _Attempt | None:
+    def _expecting(self, host: int) -> Attempt | None:
         attempt = self._open
         return attempt if attempt is not None and host in attempt.inbox else None
 
-    def _advance(self, attempt: _Attempt) -> None:
+    def _advance(self, attempt: Attempt) -> None:
         """Start every sum whose slices are all here, a few at a time."""
         counts = attempt.counts
         while (
@@ -275,7 +227,7 @@ class ReducePlane:
         if counts.declared and attempt.next_send == len(attempt.plan):
             self._close(attempt)
 
-    def _sum(self, attempt: _Attempt, index: int) -> None:
+    def _sum(self, attempt: Attempt, index: int) -> None:
         piece = attempt.plan[index]
         mass = attempt.counts.mass if piece.section is Section.PARAMS else attempt.counts.mover_mass
         future = asyncio.get_running_loop().run_in_executor(
@@ -289,7 +241,7 @@ class ReducePlane:
         attempt.running += 1
         future.add_done_callback(lambda done: self._summed(attempt, index, done))
 
-    def _outer_slice(self, attempt: _Attempt, piece: Slice) -> OuterSlice | None:
+    def _outer_slice(self, attempt: Attempt, piece: Slice) -> OuterSlice | None:
         """The outer step of this slice: from the last consensus, which no initial broadcast and no first round has."""
         after = attempt.built.momentum
         if self._outer is None or after is None or piece.section is not Section.PARAMS:
@@ -305,7 +257,7 @@ class ReducePlane:
             after=after[cut],
         )
 
-    def _summed(self, attempt: _Attempt, index: int, done: asyncio.Future[NonFinite | None]) -> None:
+    def _summed(self, attempt: Attempt, index: int, done: asyncio.Future[NonFinite | None]) -> None:
         attempt.running -= 1
         if attempt is not self._open or done.cancelled():
             return
@@ -319,7 +271,7 @@ class ReducePlane:
         self._send_summed(attempt)
         self._advance(attempt)
 
-    def _send_summed(self, attempt: _Attempt) -> None:
+    def _send_summed(self, attempt: Attempt) -> None:
         """Send on what is summed, in arena order, to everybody who is expected, idle hosts too."""
         round_, number = attempt.number
         while attempt.next_send in attempt.summed:
@@ -332,7 +284,7 @@ class ReducePlane:
                 attempt.bytes_down += payload.nbytes
                 self._send(host, header, payload)
 
-    def _close(self, attempt: _Attempt) -> None:
+    def _close(self, attempt: Attempt) -> None:
         """Everything is summed and sent, or nobody worked: this is the consensus, and the round's end."""
         counts = attempt.counts
         self._open = None
@@ -354,7 +306,7 @@ class ReducePlane:
             )
         )
 
-    def _break_for(self, attempt: _Attempt, piece: Slice, bad: NonFinite) -> None:
+    def _break_for(self, attempt: Attempt, piece: Slice, bad: NonFinite) -> None:
         where = f"{bad.value} at element {piece.offset + bad.index} ({piece.section.name.lower()})"
         if bad.contributor is None:
             self._break(f"{bad.what} is {where}, though every contribution is finite")
@@ -373,19 +325,19 @@ class ReducePlane:
     # ----------------------------------------------------------------------------------- buffers and waiting
 
     @staticmethod
-    def _lend(buffer: _Buffer, values: FloatArray) -> FloatArray:
+    def _lend(buffer: Buffer, values: FloatArray) -> FloatArray:
         buffer.lent = True
         view = values.view()
         view.flags.writeable = False
         return view
 
-    def _take_buffer(self, elements: int, params_elements: int) -> _Buffer:
+    def _take_buffer(self, elements: int, params_elements: int) -> Buffer:
         """The arena to build in: the consensus before the last one, unless somebody may still read it."""
         spare, self._before = self._before, None
         if spare is not None and not spare.lent and spare.values.size == elements:
             return spare
         momentum = None if self._outer is None else np.empty(params_elements, dtype=F32)
-        return _Buffer(np.empty(elements, dtype=F32), momentum)
+        return Buffer(np.empty(elements, dtype=F32), momentum)
 
     def _has_room(self, host: int) -> bool:
         attempt = self._expecting(host)

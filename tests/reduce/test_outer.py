@@ -223,6 +223,17 @@ async def test_a_restored_run_goes_on_as_if_it_had_never_stopped() -> None:
         assert momentum(resumed).tobytes() == momentum(whole).tobytes()
 
 
+async def test_a_restored_momentum_outlives_an_initial_broadcast_that_was_taken_back() -> None:
+    start, kept = arenas(2)
+    bench = bench_with()
+    bench.plane.restore_outer(kept[:PARAMS])
+    await play(bench, start, -1, initial=True)
+    bench.plane.abort(-1, 0, "rank 1 died, before anybody heard that the round was finished")
+    assert bench.plane.outer_momentum is None
+    await play(bench, start, -1, attempt=1, initial=True)
+    assert momentum(bench).tobytes() == kept[:PARAMS].tobytes()
+
+
 async def test_what_cannot_be_restored_is_refused_by_name() -> None:
     good = np.zeros(PARAMS, np.float32)
     with pytest.raises(ValueError, match="no outer optimizer"):
