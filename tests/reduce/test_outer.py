@@ -148,6 +148,16 @@ async def test_a_round_without_work_steps_nowhere() -> None:
     assert consensus(bench).tobytes() == oracle.arena.tobytes()
 
 
+async def test_a_broadcast_is_no_step_whenever_it_comes() -> None:
+    start, first, again = arenas(3)
+    bench = bench_with()
+    await play(bench, start, -1, initial=True)
+    await play(bench, first, 0)
+    kept = momentum(bench)
+    await play(bench, again, -1, initial=True)
+    assert (consensus(bench).tobytes(), momentum(bench).tobytes()) == (again.tobytes(), kept.tobytes())
+
+
 async def test_an_abort_anywhere_in_the_stream_leaves_the_momentum_as_it_was() -> None:
     start, first, lost, second = arenas(4)
     oracle = Oracle(0.7, 0.9, start)
