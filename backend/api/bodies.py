@@ -64,6 +64,9 @@ class RunCreate(Body):
     guard_threshold: Ratio | None = None
     meta_controller: bool = True
     relax_up: bool = False
+    outer_optimizer: Text = "none"
+    outer_lr: Ratio = 0.7
+    outer_momentum: Ratio = 0.9
     heartbeat_seconds: Seconds = 1.0
     heartbeat_timeout_seconds: Seconds = 30.0
     forming_seconds: Seconds = 120.0

@@ -13,6 +13,10 @@ MODES = ("cpu_sync", "cpu_cadence")
 PLANNED_MODES = ("cpu_async", "nccl_sync", "nccl_cadence")
 START_MODES = ("auto", "manual", "hybrid")
 GUARDS = ("level", "growth", "none")
+OUTER_OPTIMIZERS = ("none", "nesterov")
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
+"""defaults of the outer optimizer, and what they must stay at while there is none"""
+MAX_OUTER_LR = 10.0
 MAX_HINT_RATIO = 64.0
 """ElChe counts no device as faster than this many times another"""
 
@@ -68,6 +72,12 @@ class RunConfig:
     relax_up: bool = False
     """asynchronous modes: grow the anchor by one batch for every verdict that finds the replicas close"""
 
+    outer_optimizer: str = "none"
+    """what a round makes of the average: adopt it as it is (none), or take the way from the last consensus to it as one
+    step of an optimizer of the cohort (nesterov, which is DiLoCo)"""
+    outer_lr: float = OUTER_LR
+    outer_momentum: float = OUTER_MOMENTUM
+
     heartbeat_seconds: float = 1.0
     heartbeat_timeout_seconds: float = 30.0
     forming_seconds: float = 120.0
@@ -90,6 +100,7 @@ class RunConfig:
         yield from self._training_problems()
         yield from self._scheduler_problems()
         yield from self._guard_problems()
+        yield from self._outer_problems()
         yield from self._window_problems()
         yield from self._time_problems()
 
@@ -148,6 +159,23 @@ class RunConfig:
             yield Problem(
                 "relax_up", "relax_up_without_guard", "without a guard relax_up would grow the anchor without bound"
             )
+
+    def _outer_problems(self) -> Iterator[Problem]:
+        if self.outer_optimizer not in OUTER_OPTIMIZERS:
+            known = ", ".join(OUTER_OPTIMIZERS)
+            text = f"{self.outer_optimizer!r} is no outer optimizer; use one of {known}"
+            yield Problem("outer_optimizer", "outer_optimizer_unknown", text)
+        if not 0.0 < self.outer_lr <= MAX_OUTER_LR:
+            text = f"outer_lr must lie above 0 and be at most {MAX_OUTER_LR:g}, not {self.outer_lr:g}"
+            yield Problem("outer_lr", "out_of_range", text)
+        if not 0.0 <= self.outer_momentum < 1.0:
+            text = f"outer_momentum must be at least 0 and below 1, not {self.outer_momentum:g}"
+            yield Problem("outer_momentum", "out_of_range", text)
+        if self.outer_optimizer == "none":
+            for name, default in (("outer_lr", OUTER_LR), ("outer_momentum", OUTER_MOMENTUM)):
+                text = f"{name} has no effect without an outer optimizer; leave it out"
+                if getattr(self, name) != default:
+                    yield Problem(name, "outer_unused", text)
 
     def _window_problems(self) -> Iterator[Problem]:
         if self.start_mode not in START_MODES:

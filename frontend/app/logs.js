@@ -15,10 +15,10 @@ const FILTERS = [
 export function Decisions({ live }) {
   const rounds = live.get("rounds").value;
   const log = useMemo(() => decisionLog(rounds).slice(0, DECISIONS_SHOWN), [rounds]);
-  const item = ({ from, to, text }) => html`
+  const item = ({ from, to, text, against }) => html`
     <li key=${from}>
       <span class="log-when tabular">${from === to ? `round ${count(from)}` : `${count(from)}–${count(to)}`}</span>
-      <span>${text}</span>
+      <span>${text} ${against && html`<${Objection} ...${against} />`}</span>
     </li>
   `;
   return html`
@@ -31,6 +31,11 @@ export function Decisions({ live }) {
     <//>
   `;
 }
+
+/** Why the window may not grow, or must shrink: what the guard or the meta-controller saw. */
+const Objection = ({ heading, text }) => html`
+  <span class="objection tone-warn"><${Icon} name="warn" size=${14} /><strong>${heading}:</strong> ${text}</span>
+`;
 
 export function Events({ live }) {
   const [filter, setFilter] = useState("all");

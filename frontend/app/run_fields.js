@@ -36,10 +36,16 @@ const integer = field("integer");
 const number = field("number");
 const flag = field("boolean");
 const json = field("json");
+const choice = field("choice");
 const AT_LEAST_1 = { min: 1 };
 const AT_LEAST_2 = { min: 2 };
 const SECONDS = { unit: "s" };
 const OPTIONAL = { optional: true };
+
+/** Whether a field has a say in this form: the server refuses settings without an effect by name. */
+export const applies = (field, form) => field.when?.(form) ?? true;
+
+const chosen = (form, field) => form.values[field.name] ?? field.fallback;
 
 export const TRAINING = [
   integer("epochs", "Epochs", 1, "Passes over the data, by the cohort together", AT_LEAST_1),
@@ -52,7 +58,7 @@ export const WINDOW = [
   integer("target", "Target", undefined, "Starts at once with so many ranks; empty: wait for the window", {
     ...AT_LEAST_2,
     ...OPTIONAL,
-    automatic: true, // no part of a manual window
+    when: (form) => form.start_mode !== "manual",
   }),
   number("window_seconds", "Window", 300, "Seconds in which hosts may join", SECONDS),
   number("cap_seconds", "Hard cap", 600, "Seconds after which a window without a start fails", SECONDS),
@@ -73,8 +79,49 @@ const SCHEDULER = [
     ...AT_LEAST_1,
     ...OPTIONAL,
   }),
+  json("speed_hint", "Speed hint", undefined, "Slow rank, and how many times as fast the rest are: [2, 2.5]", {
+    ...OPTIONAL,
+    example: [2, 2.5],
+    check: (pair) => Array.isArray(pair) && pair.length === 2 && pair.every(Number.isFinite),
+    when: (form) => !form.mode.endsWith("_sync"),
+  }),
+  json("fixed_counts", "Forced allotments", undefined, "By rank, such as [4, 2, 1]; empty: ElChe decides", {
+    ...OPTIONAL,
+    example: [4, 2, 1],
+    check: (counts) => Array.isArray(counts) && counts.every(Number.isInteger),
+  }),
+];
+
+const GUARD = choice("guard", "Guard", "level", "Objects to longer windows when the replicas drift apart", {
+  choices: ["level", "growth", "none"],
+  names: { level: "by the level of the distance", growth: "by the growth of the distance", none: "none" },
+});
+const DRIFT = [
+  GUARD,
+  number("guard_threshold", "Guard's threshold", 0.05, "Relative distance of a replica that is still near", {
+    min: 0,
+    when: (form) => chosen(form, GUARD) === "level",
+  }),
+  flag("meta_controller", "Meta-controller", true, "Shortens the window after a fall of the learning rate"),
+];
+
+const OUTER = choice("outer_optimizer", "Outer optimizer", "none", "Makes each round's average a step of its own", {
+  choices: ["none", "nesterov"],
+  names: { none: "none: adopt the average", nesterov: "Nesterov (DiLoCo)" },
+});
+const outer = (form) => chosen(form, OUTER) !== "none";
+const AVERAGE = [
   number("gamma", "Work weighting", 1, "Exponent of a rank's weight in the average: 1 by work done, 0 all alike"),
-  json("fixed_counts", "Forced allotments", undefined, "By rank, such as [4, 2, 1]; empty: ElChe decides", OPTIONAL),
+  OUTER,
+  number("outer_lr", "Outer learning rate", 0.7, "Length of the outer step; 1 without momentum is the average", {
+    min: 0,
+    max: 10,
+    when: outer,
+  }),
+  number("outer_momentum", "Outer momentum", 0.9, "How much of the steps before goes on, from 0 to below 1", {
+    min: 0,
+    when: outer,
+  }),
 ];
 
 const PATIENCE = [
@@ -100,11 +147,13 @@ const CHECKS = [
 
 export const ADVANCED = [
   { title: "ElChe, the scheduler", fields: SCHEDULER },
+  { title: "Drift of the replicas", fields: DRIFT },
+  { title: "Average", fields: AVERAGE },
   { title: "Patience", fields: PATIENCE },
   { title: "Checks", fields: CHECKS },
 ];
 
-export const ALL_FIELDS = [...TRAINING, ...WINDOW, ...SCHEDULER, ...PATIENCE, ...CHECKS];
+export const ALL_FIELDS = [...TRAINING, ...WINDOW, ...ADVANCED.flatMap((group) => group.fields)];
 
 /** The words of what will happen, so that nobody has to guess from four numbers. `span` writes seconds. */
 export function promise({ start_mode: mode, quorum, target, window_seconds: wait, cap_seconds: cap }, span) {

@@ -23,6 +23,7 @@ def test_the_defaults_may_run():
         False,
     )
     assert (config.max_anchor, config.overhead_target, config.speed_hint) == (1000, 0.05, None)
+    assert (config.outer_optimizer, config.outer_lr, config.outer_momentum) == ("none", 0.7, 0.9)
     assert json.loads(json.dumps(config.as_dict()))["guard"] == "level"
 
 
@@ -38,6 +39,9 @@ def test_the_defaults_may_run():
         {"speed_hint": (0, 64.0)},
         {"max_batch_diff": 1},
         {"min_anchor": 1},
+        {"outer_optimizer": "nesterov"},
+        {"outer_optimizer": "nesterov", "outer_lr": 1.0, "outer_momentum": 0.0},
+        {"outer_optimizer": "nesterov", "outer_lr": 10.0, "outer_momentum": 0.999, "mode": "cpu_sync"},
     ],
 )
 def test_what_may_be_chosen(changes):
@@ -70,6 +74,15 @@ def test_what_may_be_chosen(changes):
         ({"min_anchor": 0}, [("min_anchor", "below_minimum")]),
         ({"initial_anchor": 0}, [("initial_anchor", "below_minimum")]),
         ({"max_anchor": 0}, [("max_anchor", "below_minimum")]),
+        ({"outer_optimizer": "adam"}, [("outer_optimizer", "outer_optimizer_unknown")]),
+        ({"outer_optimizer": "nesterov", "outer_lr": 0.0}, [("outer_lr", "out_of_range")]),
+        ({"outer_optimizer": "nesterov", "outer_lr": 10.1}, [("outer_lr", "out_of_range")]),
+        ({"outer_optimizer": "nesterov", "outer_lr": math.nan}, [("outer_lr", "out_of_range")]),
+        ({"outer_optimizer": "nesterov", "outer_momentum": 1.0}, [("outer_momentum", "out_of_range")]),
+        ({"outer_optimizer": "nesterov", "outer_momentum": -0.1}, [("outer_momentum", "out_of_range")]),
+        ({"outer_optimizer": "nesterov", "outer_momentum": math.nan}, [("outer_momentum", "out_of_range")]),
+        ({"outer_lr": 0.5}, [("outer_lr", "outer_unused")]),
+        ({"outer_momentum": 0.5}, [("outer_momentum", "outer_unused")]),
     ],
 )
 def test_what_is_refused_and_under_which_name(changes, expected):

@@ -250,6 +250,16 @@ def decision_of(number: int) -> str:
     return f"Anchor {anchor} batches on rank 2, the slow one. The reduce took 3.4 % of the window, target 5 %: holding."
 
 
+def verdict_of(number: int) -> dict[str, str]:
+    if number in (18, 19, 42):
+        reason = "The replicas were 0.081 apart, above the guard's 0.05 and rising for 3 rounds."
+        return {"verdict": "suppress_growth", "verdict_reason": reason}
+    if number in (22, 45):
+        reason = "The learning rate fell from 0.1 to 0.01 in one round, so the anchor is to shrink to 45 % of itself."
+        return {"verdict": "nudge_down", "verdict_reason": reason}
+    return {"verdict": "stable", "verdict_reason": "The replicas were 0.012 apart, within the guard's 0.05."}
+
+
 def round_row(number: int, ranks: int = 3, dead: dict[int, int] | None = None) -> dict[str, Any]:
     planned = counts_of(number, ranks, dead or {})
     realized = {r: n if (number * 5 + int(r)) % 11 else max(1, n - 3) for r, n in planned.items()}
@@ -276,6 +286,7 @@ def round_row(number: int, ranks: int = 3, dead: dict[int, int] | None = None) -
         "wait_seconds": {r: longest - compute[r] for r in planned},
         "load_seconds": dict.fromkeys(planned, 0.002),
         "divergence": 0.01,
+        **verdict_of(number),
         "loss": loss_at(number),
         "bytes_up": 20_000,
         "bytes_down": 20_000,

@@ -18,7 +18,15 @@ from torch import nn
 
 from backend.core.vocabulary import CheckpointWritten, WriteCheckpoint
 from backend.runtime import tensor_file
-from backend.runtime.checkpoint import MANIFEST, MODEL, CheckpointPlace, write_checkpoint
+from backend.runtime.checkpoint import (
+    MANIFEST,
+    MODEL,
+    OUTER,
+    CheckpointPlace,
+    Committed,
+    read_outer_momentum,
+    write_checkpoint,
+)
 from backend.runtime.tensor_file import TensorFileError, read
 
 Layout = list[dict[str, Any]]
@@ -76,8 +84,10 @@ def noon() -> datetime:
     return datetime(2026, 11, 29, 12, 0, 0, 123000, tzinfo=UTC)
 
 
-def write(place: CheckpointPlace, what: WriteCheckpoint, arena: np.ndarray | None) -> CheckpointWritten:
-    return write_checkpoint(place, what, arena, noon)
+def write(
+    place: CheckpointPlace, what: WriteCheckpoint, arena: np.ndarray | None, momentum: np.ndarray | None = None
+) -> CheckpointWritten:
+    return write_checkpoint(place, what, Committed(arena, momentum), noon)
 
 
 @pytest.fixture
@@ -130,6 +140,30 @@ def test_the_manifest_is_complete_and_true(place: CheckpointPlace) -> None:
     assert manifest["at"] == "2026-11-29T12:00:00.123Z"
     assert manifest["loss"] is None, "JSON has no NaN"
     assert manifest["missing_local_tensors"] == []
+
+
+def test_the_outer_momentum_lies_beside_the_model_and_comes_back_to_the_bit(place: CheckpointPlace) -> None:
+    momentum = np.random.default_rng(5).standard_normal(2).astype(np.float32)
+    written = write(place, effect(spec(), b""), np.zeros(3, np.float32), momentum)
+    assert written.error == ""
+    directory = (place.data_dir / written.path).parent
+    assert sorted(entry.name for entry in directory.iterdir()) == [MANIFEST, MODEL, OUTER]
+    manifest, body = json.loads((directory / MANIFEST).read_text()), (directory / OUTER).read_bytes()
+    assert manifest["outer"] == {"file": OUTER, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    restored = read_outer_momentum(directory)
+    assert restored is not None
+    assert restored.tobytes() == momentum.tobytes()
+    assert torch.equal(safetensors.torch.load(body)["momentum"], torch.from_numpy(momentum))
+    (directory / OUTER).write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+    with pytest.raises(TensorFileError, match="not the file that its manifest lists"):
+        read_outer_momentum(directory)
+
+
+def test_a_run_without_outer_optimizer_has_no_outer_file(place: CheckpointPlace) -> None:
+    written = write(place, effect(spec(), b""), np.zeros(2, np.float32))
+    directory = (place.data_dir / written.path).parent
+    assert "outer" not in json.loads((directory / MANIFEST).read_text())
+    assert read_outer_momentum(directory) is None
 
 
 def test_tensors_start_at_multiples_of_their_own_size(place: CheckpointPlace) -> None:
