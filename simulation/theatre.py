@@ -124,6 +124,22 @@ class Theatre(Faults):
         self._deadline_known = False
         self._acts = self._performers()
 
+    def _performers(self) -> dict[type, Callable[[Any], None]]:
+        return {
+            SendHost: self._to_host,
+            SendRank: self._to_rank,
+            SendRelay: self._to_relay,
+            OpenRound: self.plane.open,
+            AbortRound: self.plane.abort,
+            WriteCheckpoint: self._write_checkpoint,
+            Record: self._record,
+            Refused: self.refused.append,
+            End: self._ended,
+            CloseLink: lambda effect: None,
+            DropHost: lambda effect: None,
+            ExpectRelays: lambda effect: None,
+        }
+
     # ------------------------------------------------------------------------------------------- for stories
 
     @property
@@ -238,23 +254,6 @@ class Theatre(Faults):
         self.feed(HostSaid(played.host.link, RankExited(rank=played.rank, cause=cause)))
 
     # ------------------------------------------------------------------------------------------------- parts
-
-    def _performers(self) -> dict[type, Callable[[Any], None]]:
-        """What each effect of the core does here."""
-        return {
-            SendHost: self._to_host,
-            SendRank: self._to_rank,
-            SendRelay: self._to_relay,
-            OpenRound: self.plane.open,
-            AbortRound: self.plane.abort,
-            WriteCheckpoint: self._write_checkpoint,
-            Record: self._record,
-            Refused: self.refused.append,
-            End: self._ended,
-            CloseLink: lambda effect: None,
-            DropHost: lambda effect: None,
-            ExpectRelays: lambda effect: None,
-        }
 
     def _handle(self, event: Event, now: float) -> list[Effect]:
         stopwatch = self.core_time.stopwatch
