@@ -122,7 +122,10 @@ class Theatre(Faults):
         self._last_commit: tuple[int, int] | None = None
         self._deadline: float | None = None
         self._deadline_known = False
-        self._acts: dict[type, Callable[[Any], None]] = {
+        self._acts = self._performers()
+
+    def _performers(self) -> dict[type, Callable[[Any], None]]:
+        return {
             SendHost: self._to_host,
             SendRank: self._to_rank,
             SendRelay: self._to_relay,

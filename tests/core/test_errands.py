@@ -30,7 +30,7 @@ def test_the_fastest_goes_and_keeps_going():
 
     cohort.remove(1, "dead")
     assert errands.rank() == 0
-    for rank in cohort.alive():
+    for rank in (0, 2, 3):
         cohort.remove(rank, "dead")
     assert errands.rank() is None
     assert errands.slack_ms(("evaluation",)) == {}
