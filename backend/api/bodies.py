@@ -56,7 +56,7 @@ class RunCreate(Body):
     initial_anchor: Count = 10
     min_anchor: Count | None = None
     max_anchor: Count = 1000
-    overhead_target: Ratio = 0.05
+    overhead_target: Ratio = 0.04
     max_batch_diff: Count | None = None
     fixed_counts: Annotated[list[Count], Field(max_length=4096)] | None = None
     speed_hint: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None = None

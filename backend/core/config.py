@@ -57,7 +57,7 @@ class RunConfig:
     """batches that the slow device does per window before tuning"""
     min_anchor: int | None = None
     max_anchor: int = 1000
-    overhead_target: float = 0.05
+    overhead_target: float = 0.04
     max_batch_diff: int | None = None
     fixed_counts: tuple[int, ...] | None = None
     """allotments by rank, forced: for experiments and exactness tests"""

@@ -71,7 +71,7 @@ const SCHEDULER = [
     ...OPTIONAL,
   }),
   integer("max_anchor", "Most anchor", 1000, "Never more batches for the slow device", AT_LEAST_1),
-  number("overhead_target", "Overhead target", 0.05, "Share of time the reduce may take; the anchor grows to hold it", {
+  number("overhead_target", "Overhead target", 0.04, "Share of time the reduce may take; the anchor grows to hold it", {
     min: 0.01,
     max: 0.5,
   }),

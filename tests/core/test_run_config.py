@@ -22,7 +22,7 @@ def test_the_defaults_may_run():
         True,
         False,
     )
-    assert (config.max_anchor, config.overhead_target, config.speed_hint) == (1000, 0.05, None)
+    assert (config.max_anchor, config.overhead_target, config.speed_hint) == (1000, 0.04, None)
     assert (config.outer_optimizer, config.outer_lr, config.outer_momentum) == ("none", 0.7, 0.9)
     assert json.loads(json.dumps(config.as_dict()))["guard"] == "level"
 

@@ -102,7 +102,7 @@ def base(run_id: int, name: str, phase: str, **changes: Any) -> dict[str, Any]:
             "start_mode": "manual",
             "quorum": 2,
             "target": None,
-            "overhead_target": 0.05,
+            "overhead_target": 0.04,
             "gamma": 1.0,
             "max_failure": None,
         },
