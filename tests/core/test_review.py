@@ -65,7 +65,7 @@ def anchors(play: Told, rows: int) -> list[int]:
 
 
 def test_the_anchor_grows_until_the_round_is_a_small_part_of_the_window():
-    play = played()
+    play = played(overhead_target=0.05)
     rows = play.rows("rounds")
 
     assert anchors(play, 5) == [5, 10, 20, 40, 80]  # 51, 34, 21 and 11.5 % of the window, twice the anchor at most
