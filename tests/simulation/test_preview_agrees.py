@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from backend.core.config import MODES
 from backend.core.preview import Outlook, RankHint, preview
 from simulation.script import HostLine, Script
 from simulation.theatre import Theatre
@@ -22,7 +23,7 @@ def simulated(ms: list[list[float]], samples: int, epochs: int = 3, **run: objec
     return script, play
 
 
-@pytest.mark.parametrize("mode", ["cpu_cadence", "cpu_sync"])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.startswith("cpu_")])
 @pytest.mark.parametrize(
     "ms",
     [
@@ -47,9 +48,10 @@ def test_an_epoch_is_foreseen_within_five_percent(ms: list[list[float]], mode: s
     last = next(row for row in play.rows("epochs") if row["epoch"] == epochs - 1 and "seconds" in row)
     rounds = [row for row in play.rows("rounds") if row["epoch"] == epochs - 1]
     assert found.epoch_seconds == pytest.approx(last["seconds"], rel=0.05)
-    assert found.windows == pytest.approx(len(rounds), rel=0.05, abs=1)
-    assert found.round_seconds == pytest.approx(rounds[0]["reduce_seconds"], rel=0.05)
     assert found.batches_per_second == pytest.approx(last["batches"] / last["seconds"], rel=0.05)
+    if not play.overlap:  # there a round also waits for the batches at hand, which no preview can know
+        assert found.windows == pytest.approx(len(rounds), rel=0.05, abs=1)
+        assert found.round_seconds == pytest.approx(rounds[0]["reduce_seconds"], rel=0.05)
 
 
 def test_allotments_are_those_of_the_last_full_window() -> None:
