@@ -243,6 +243,8 @@ class Fixture:
             return await self.act(request, run_id, part)
         after = int(request.query_params.get("after", -1))
         view = self.runs[run_id]()
+        if part == "preview":
+            return JSONResponse(states.preview(view))
         rows: dict[str, list[dict[str, Any]]] = {
             "rounds": [row for row in rounds_of(run_id) if row["round"] > after],
             "events": [event for event in states.EVENTS if event["id"] > after],

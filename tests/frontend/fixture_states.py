@@ -487,3 +487,27 @@ def hostile() -> dict[str, Any]:
         members=[host],
         emulated=False,
     )
+
+
+def preview(view: dict[str, Any]) -> dict[str, Any]:
+    """What the controller would foresee for a run whose window is open."""
+    numbers = [rank for member in view["members"] for rank in member["ranks"]]
+    ranks = [
+        {"rank": rank, "ms_per_batch": 20.0 * 2**index, "source": "declared", "batches": 40 // 2**index, "share": 0.3,
+         "idle_share": 0.004}
+        for index, rank in enumerate(numbers)
+    ]  # fmt: skip
+    expected = {
+        "anchor": 10, "anchor_rank": numbers[-1] if numbers else None, "window_batches": 70, "window_seconds": 0.81,
+        "round_seconds": 0.012, "windows": 2, "epoch_seconds": 1.1, "idle_share": 0.004, "round_share": 0.015,
+        "batches_per_second": 84.0, "efficiency": 0.96, "gain": 1.68,
+    }  # fmt: skip
+    reason = "Speeds are as the hosts declared them; a round is assumed to take 12 ms for 0.02 MB at 1 Gbit/s."
+    found = len(numbers) > 1
+    return {
+        "ranks": ranks if found else [],
+        "expectation": expected if found else None,
+        "guess": False,
+        "round_assumed": True,
+        "reason": reason if found else "Too few ranks have joined.",
+    }
