@@ -43,6 +43,9 @@ def draw(seed: int) -> Script:
     run |= dice.choice([{"reduce": 0.0}, {"reduce": 0.1}, {"model_mb": 1.0, "uplink_mbit": 100.0}, {}])
     run |= dice.choice([{}, {}, {"max_failure": 2.0}, {"max_failure": 0.5}, {"max_batch_diff": 2}])
     run |= dice.choice([{}, {}, {"divergence": 0.01}, {"divergence": 0.3}])
+    if run["mode"] == "cpu_async":
+        run |= dice.choice([{}, {}, {"max_overshoot": 0}, {"max_overshoot": 3}])
+        run |= dice.choice([{}, {}, {"write_back": "overwrite"}, {"write_back": "blend"}])
     if dice.random() < 0.1:
         run["fixed_counts"] = ",".join(str(dice.randint(1, 5)) for _ in range(ranks))
     script.run = {key: str(value) for key, value in run.items()}

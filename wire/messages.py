@@ -90,6 +90,10 @@ class TrainingPlan(Record, frozen=True):
     verify_consensus: bool
     """ranks report a hash of their averaged tensors after every round"""
     total_samples: int
+    write_back: str = "delta"
+    """what a rank that worked on while the round was open does with its own progress: overwrite, blend or delta"""
+    blend_alpha: float = 0.5
+    """blend: the consensus' share of what the rank then holds"""
 
 
 class RankProgress(Record, frozen=True):

@@ -64,6 +64,9 @@ class RunCreate(Body):
     guard_threshold: Ratio | None = None
     meta_controller: bool = True
     relax_up: bool = False
+    max_overshoot: Count | None = None
+    write_back: Text = "delta"
+    blend_alpha: Ratio = 0.5
     heartbeat_seconds: Seconds = 1.0
     heartbeat_timeout_seconds: Seconds = 30.0
     forming_seconds: Seconds = 120.0

@@ -28,10 +28,10 @@ def test_the_fastest_goes_and_keeps_going():
     pace[0] = 1.0
     assert errands.rank() == 1  # the role is sticky
 
-    cohort.ranks[1].state = "dead"
+    cohort.remove(1, "dead")
     assert errands.rank() == 0
-    for seat in cohort.ranks.values():
-        seat.state = "dead"
+    for rank in (0, 2, 3):
+        cohort.remove(rank, "dead")
     assert errands.rank() is None
     assert errands.slack_ms(("evaluation",)) == {}
 
