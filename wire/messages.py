@@ -360,9 +360,10 @@ class SyncAck(Message, frozen=True):
     load_ms: float
     """copying the consensus in"""
     wait_ms: float
-    """between the end of the last batch and the request for parameters"""
+    """between the end of the last batch and the request for parameters; where work goes on during a round, all the time
+    without work since the previous request"""
     reduce_ms: float
-    """from the request to adoption, packing and loading included"""
+    """from the request to adoption, packing and loading included; where work goes on meanwhile, those two only"""
     lr: float | None = None
     """learning rate of the optimizer's first parameter group; none when it has none"""
 

@@ -73,7 +73,7 @@ class RunConfig:
     max_overshoot: int | None = None
     """asynchronous modes: batches that a rank may work ahead of its allotment; none fits it to the round's duration"""
     write_back: str = "delta"
-    """asynchronous modes: what becomes of the progress made while the round was open; see worker/write_back"""
+    """asynchronous modes: what a rank does with the progress that it made while the round was open"""
     blend_alpha: float = BLEND_ALPHA
     """``write_back`` blend: the consensus' share"""
 
