@@ -7,6 +7,11 @@ export const MODES = [
     text: "Each device does as many batches as it can in the same time, then all average. For unequal devices.",
   },
   {
+    key: "cpu_async",
+    title: "Async",
+    text: "Like cadence, but nobody waits: devices work ahead while the average is made. For slow links and big models.",
+  },
+  {
     key: "cpu_sync",
     title: "Sync",
     text: "Every device does one batch, then all average. The slow one holds the others up; useful to compare.",
