@@ -21,7 +21,7 @@ from simulation.played import Batch, Packed, PlayedRank
 from simulation.rounds import Sum
 from simulation.theatre import Theatre
 from simulation.watch import Watcher
-from wire.messages import StartChunk, Update
+from wire.messages import RequestParams, StartChunk, Update
 from worker.data import SampleFeed
 from worker.job import load_job
 from worker.trainer import Trainer
@@ -52,7 +52,9 @@ class Classroom(Theatre):
         self.ahead = 0
         """batches done between a snapshot and the adoption of its round"""
         self._snapshots: dict[int, list[torch.Tensor]] = {}
-        self._packed_at: dict[int, int] = {}
+        self._packed_at = [0] * len(SPEEDS_MS)
+        self._held: list[dict[int, list[torch.Tensor]]] = [{} for _ in SPEEDS_MS]
+        """by rank and its steps: what it held; the news of a snapshot comes some batches after it"""
         self._consensus: list[torch.Tensor] = []
         self._write_back = WriteBack(config.write_back, config.blend_alpha)
         self.watchers.append(Teacher(self))
@@ -64,6 +66,7 @@ class Classroom(Theatre):
         trainer = self.trainers[played.rank]
         for samples, _ in self.feeds[played.rank].batches(*batch):
             trainer.step(samples)
+        self._hold(played)
         self.tell(played.rank, self.clocks[played.rank] + 1)
 
     def tell(self, rank: int, global_step: int) -> None:
@@ -71,9 +74,11 @@ class Classroom(Theatre):
         self.clocks[rank] = max(self.clocks[rank], global_step)
         self.trainers[rank].advance(self.clocks[rank])
 
-    def packed(self, played: PlayedRank) -> None:
-        self._snapshots[played.rank] = [parameter.clone() for parameter in self._parameters(played.rank)]
-        self._packed_at[played.rank] = played.steps
+    def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
+        if not request.initial:
+            self._packed_at[played.rank] += packed.steps
+            self._snapshots[played.rank] = self._held[played.rank][self._packed_at[played.rank]]
+        super().contribute(played, request, packed)
 
     def agree(self, steps: dict[int, int]) -> None:
         """The consensus of a round, weighed by work."""
@@ -91,11 +96,16 @@ class Classroom(Theatre):
             for now, snapshot, consensus in held:
                 now.copy_(self._write_back.merge(now, snapshot, consensus) if ahead else consensus)
             self.ahead += ahead
+            self._held[played.rank].clear()
+            self._hold(played)
         super().acknowledge(played, packed, when)
 
     def score(self) -> dict[str, float]:
         """On the evaluation set, once the run is over and all replicas are equal."""
         return self.trainers[0].evaluate(self.eval_data, 256)
+
+    def _hold(self, played: PlayedRank) -> None:
+        self._held[played.rank][played.steps] = [parameter.clone() for parameter in self._parameters(played.rank)]
 
     def _parameters(self, rank: int) -> list[torch.Tensor]:
         return [parameter.detach() for parameter in self.trainers[rank].model.parameters()]

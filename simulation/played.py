@@ -79,10 +79,6 @@ class Setting(Protocol):
         """The controller hears it at that moment, if the rank still lives."""
         ...
 
-    def packed(self, played: PlayedRank) -> None:
-        """It writes what it holds into its arena now."""
-        ...
-
     def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
         """The arena holds the contribution."""
         ...
@@ -289,7 +285,6 @@ class PlayedRank:
         steps = int(self.rank == 0) if request.initial else len(self._fresh)
         packed = self._packed = Packed(request.round, steps, self.w, self._fresh, asked_at)
         self._fresh = []
-        self._setting.packed(self)
         seconds = self._setting.cost.pack_seconds
         self._spend(seconds)
         self._hand_over(request, packed, seconds)

@@ -215,9 +215,6 @@ class Theatre(Faults):
         """The controller hears it at that moment, if the rank still lives."""
         self.stage.at(when, self._heard, played, message, order=played.rank)
 
-    def packed(self, played: PlayedRank) -> None:
-        """A rank packs; who plays with a real model copies it here."""
-
     def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
         """A rank's arena holds its contribution."""
         if played.alive:
