@@ -58,3 +58,34 @@ def test_odometer(marchline: Stage, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(marchline.client.get(f"/api/v1/runs/{run}/checkpoints/{number}/model").content)
     assert float(load_file(path)["w"]) == pytest.approx(exact, rel=1e-5)
+
+
+def test_a_rank_that_is_killed_ahead_of_its_round_costs_no_sample(marchline: Stage, tmp_path: Path) -> None:
+    samples, ledger = 2000, tmp_path / "ledger.txt"
+    run = marchline.create(
+        "ledger.py:Ledger",
+        mode="cpu_async",
+        batch_size=4,
+        initial_anchor=4,
+        max_anchor=8,
+        quorum=3,
+        params={"samples": samples, "path": str(ledger)},
+    )
+    workers = [
+        marchline.worker(f"host-{number}", "cpu:1", "--emulate-ms-per-batch", str(ms))
+        for number, ms in enumerate((10, 20, 40))
+    ]
+    marchline.started(run, 3)
+    marchline.until(run, lambda view: view["global_step"] >= 60, "some rounds to close")
+    workers[0].child("worker.rank").kill()
+    view = marchline.ended(run)
+    assert view["phase"] == "done", marchline.story(run)
+    (death,) = marchline.items(run, "deaths")
+    assert death["signal"] == "SIGKILL"
+    assert view["samples_accepted"] == [samples]
+    rounds = marchline.items(run, "rounds")
+    assert sum(row["samples"] for row in rounds) == samples
+    lines = [tuple(map(int, line.split())) for line in ledger.read_text().splitlines()]
+    assert {sample for _, _, sample in lines} == set(range(samples))
+    again = sum(count - 1 for count in Counter(sample for _, _, sample in lines).values())
+    assert again <= death["returned_samples"], "only what no round held was trained again"
