@@ -78,6 +78,10 @@ const SCHEDULER = [
     ...AT_LEAST_1,
     ...OPTIONAL,
   }),
+  integer("max_overshoot", "Batches ahead", undefined, "Async: how far past its allotment; empty: as fits a round", {
+    min: 0,
+    ...OPTIONAL,
+  }),
   number("gamma", "Work weighting", 1, "Exponent of a rank's weight in the average: 1 by work done, 0 all alike"),
   json("fixed_counts", "Forced allotments", undefined, "By rank, such as [4, 2, 1]; empty: ElChe decides", OPTIONAL),
 ];

@@ -189,6 +189,21 @@ def test_news_that_comes_after_the_sum_is_neither_lost_nor_doubled() -> None:
     )
 
 
+def test_windows_grow_from_the_smallest_and_every_batch_is_counted_once() -> None:
+    """Case N08: rounds back to back, two speeds, a first window of one batch. Nothing stands still, nothing is counted
+    twice, and the window grows within ten rounds."""
+    ahead = play(1.0, 3.0, samples=20_000, initial_anchor=1, reduce_seconds=0.002, max_anchor=40)
+    ahead.run()
+    ahead.oracle.finish()
+    rows = rounds(ahead)
+    assert max(row["anchor"] for row in rows[:10]) > 1
+    assert len(rows) > 100
+    logged = {rank.rank: rank.steps for rank in ahead.ranks.values()}
+    assert {rank: sum(row["realized"][rank] for row in rows) for rank in logged} == logged
+    assert sum(logged.values()) == 20_000
+    assert max(row["seconds"] for row in rows) < 2.0
+
+
 # -------------------------------------------------------------------------------------------------- budgets
 
 
