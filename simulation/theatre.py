@@ -234,13 +234,18 @@ class Theatre(Faults):
             divergence=self.divergence * played.pace.dice.lognormvariate(0.0, 0.5) if self.divergence else 0.0,
             pre_norm=abs(packed.w),
             post_norm=abs(played.w),
-            params_hash="" if self.overlap else f"{played.w:.6f}",
+            params_hash=self.hash(played),
             pack_ms=self.cost.pack_seconds * 1000,
             load_ms=self.cost.load_seconds * 1000,
             wait_ms=0.0,
             reduce_ms=(when - packed.asked_at) * 1000,
             lr=self.lr,
         )
+
+    def hash(self, played: PlayedRank) -> str:
+        """Of what a rank adopted: its replica or, where that may be ahead of it, the consensus."""
+        adopted = played.adopted if self.overlap else played.w
+        return "" if adopted is None else f"{adopted:.6f}"
 
     def trained(self, played: PlayedRank, batch: Batch) -> None:
         """A rank is done with a batch."""

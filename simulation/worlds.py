@@ -44,6 +44,9 @@ def draw(seed: int) -> Script:
     run |= dice.choice([{}, {}, {"max_failure": 2.0}, {"max_failure": 0.5}, {"max_batch_diff": 2}])
     run |= dice.choice([{}, {}, {"divergence": 0.01}, {"divergence": 0.3}, {"guard": "growth", "divergence": 0.1}])
     run |= dice.choice([{}, {}, {"lr": 0.1}, {"local": 1}, {"checkpoint_error": "disk_full"}])
+    if run["mode"] == "cpu_async":
+        run |= dice.choice([{}, {}, {"max_overshoot": 0}, {"max_overshoot": 3}])
+        run |= dice.choice([{}, {}, {"write_back": "overwrite"}, {"write_back": "blend"}])
     if dice.random() < 0.1:
         run["fixed_counts"] = ",".join(str(dice.randint(1, 5)) for _ in range(ranks))
     elif run["mode"] != "cpu_sync" and dice.random() < 0.2:

@@ -30,6 +30,7 @@ from worker.rank_link import LinkLost, RankLink
 from worker.seeding import seed_everything
 from worker.specs import RankSpec
 from worker.trainer import Trainer
+from worker.write_back import WriteBack
 
 _MAX_MESSAGE = 2000
 _MAX_LINES = 4096
@@ -61,13 +62,15 @@ def main() -> int:
 def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
     """Build the job and serve until told to leave. Raises whatever goes wrong."""
     workload = build_workload(spec)
-    control = Control(spec.rank, spec.plan.gamma)
+    plan = spec.plan
+    control = Control(spec.rank, plan.gamma, overlap=plan.mode.endswith("_async"))
     options = LoopOptions(
         job_dir=Path(spec.job_dir),
-        verify_consensus=spec.plan.verify_consensus,
+        verify_consensus=plan.verify_consensus,
+        write_back=WriteBack(plan.write_back, plan.blend_alpha),
         emulate_ms_per_batch=spec.emulate_ms_per_batch,
     )
-    seed_everything(spec.plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
+    seed_everything(plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
     order = TrainingLoop(control, link, workload, progress, options).run()
     if order.fenced:
         raise Fenced(f"the cohort goes on without this rank: {order.reason}")

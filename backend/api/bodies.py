@@ -67,6 +67,9 @@ class RunCreate(Body):
     outer_optimizer: Text = "none"
     outer_lr: Ratio = 0.7
     outer_momentum: Ratio = 0.9
+    max_overshoot: Count | None = None
+    write_back: Text = "delta"
+    blend_alpha: Ratio = 0.5
     heartbeat_seconds: Seconds = 1.0
     heartbeat_timeout_seconds: Seconds = 30.0
     forming_seconds: Seconds = 120.0

@@ -189,7 +189,7 @@ def create_run(
     setting: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any other setting of a run.")
     ] = None,
-    mode: Annotated[str | None, typer.Option(help="cpu_cadence or cpu_sync.")] = None,
+    mode: Annotated[str | None, typer.Option(help="cpu_cadence, cpu_sync or cpu_async.")] = None,
     epochs: Annotated[int | None, typer.Option()] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step, on each rank.")] = None,
     start_mode: Annotated[str | None, typer.Option(help="auto, manual or hybrid.")] = None,

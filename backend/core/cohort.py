@@ -238,6 +238,8 @@ class Cohort:
             gamma=config.gamma,
             verify_consensus=config.verify_consensus,
             total_samples=dataset_size,
+            write_back=config.write_back,
+            blend_alpha=config.blend_alpha,
         )
         assignments = world.assignments(seat.host)
         formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
@@ -284,7 +286,7 @@ class Cohort:
             case RankSaid(rank=rank, message=message):
                 self._rank_said(march, rank, message, now)
             case RoundFinished():
-                march.round_finished(event)
+                march.round_finished(event, now)
             case RoundBroken():
                 march.round_broken(event, now)
             case CheckpointWritten():
@@ -337,11 +339,12 @@ class Cohort:
         self.liveness.heard(seat.host, now)
         training = march.phase == "training"
         match message:
-            case BatchDone() if training:
-                march.training.batch_done(rank, message, now)
-            case ChunkDone() if training:
+            case BatchDone() | ChunkDone() if training:
                 try:
-                    self._out += march.training.chunk_done(rank, message)
+                    if isinstance(message, ChunkDone):
+                        self._out += march.training.chunk_done(rank, message)
+                    else:
+                        march.training.batch_done(rank, message, now)
                 except WorkError as error:
                     march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():

@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MODES = ("cpu_sync", "cpu_cadence")
-"""Modes that run today; the collective and asynchronous ones are refused by name until they do."""
-PLANNED_MODES = ("cpu_async", "nccl_sync", "nccl_cadence")
+MODES = ("cpu_sync", "cpu_cadence", "cpu_async")
+"""Modes that run today; the collective ones are refused by name until they do."""
+PLANNED_MODES = ("nccl_sync", "nccl_cadence")
 START_MODES = ("auto", "manual", "hybrid")
 GUARDS = ("level", "growth", "none")
 OUTER_OPTIMIZERS = ("none", "nesterov")
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 """defaults of the outer optimizer, and what they must stay at while there is none"""
 MAX_OUTER_LR = 10.0
+WRITE_BACKS = ("overwrite", "blend", "delta")
+BLEND_ALPHA = 0.5
 MAX_HINT_RATIO = 64.0
 """ElChe counts no device as faster than this many times another"""
 
@@ -78,6 +80,13 @@ class RunConfig:
     outer_lr: float = OUTER_LR
     outer_momentum: float = OUTER_MOMENTUM
 
+    max_overshoot: int | None = None
+    """asynchronous modes: batches that a rank may work ahead of its allotment; none fits it to the round's duration"""
+    write_back: str = "delta"
+    """asynchronous modes: what a rank does with the progress that it made while the round was open"""
+    blend_alpha: float = BLEND_ALPHA
+    """``write_back`` blend: the consensus' share"""
+
     heartbeat_seconds: float = 1.0
     heartbeat_timeout_seconds: float = 30.0
     forming_seconds: float = 120.0
@@ -101,6 +110,7 @@ class RunConfig:
         yield from self._scheduler_problems()
         yield from self._guard_problems()
         yield from self._outer_problems()
+        yield from self._lookahead_problems()
         yield from self._window_problems()
         yield from self._time_problems()
 
@@ -176,6 +186,26 @@ class RunConfig:
                 text = f"{name} has no effect without an outer optimizer; leave it out"
                 if getattr(self, name) != default:
                     yield Problem(name, "outer_unused", text)
+
+    def _lookahead_problems(self) -> Iterator[Problem]:
+        overlaps = self.mode.endswith("_async")
+        if self.write_back not in WRITE_BACKS:
+            known = ", ".join(WRITE_BACKS)
+            yield Problem("write_back", "write_back_unknown", f"{self.write_back!r} is no write-back; use {known}")
+        elif self.write_back != "delta" and not overlaps:
+            yield Problem("write_back", "write_back_unused", f"nobody works ahead in {self.mode}; leave write_back out")
+        if not 0.0 < self.blend_alpha <= 1.0:
+            yield Problem("blend_alpha", "out_of_range", "blend_alpha must lie above 0 and be at most 1")
+        elif self.blend_alpha != BLEND_ALPHA and self.write_back != "blend":
+            yield Problem("blend_alpha", "alpha_unused", "blend_alpha belongs to the write-back blend; leave it out")
+        if self.max_overshoot is None:
+            return
+        if self.max_overshoot < 0:
+            what = "max_overshoot must not be negative; 0 waits at the round as cpu_cadence does"
+            yield Problem("max_overshoot", "below_minimum", what)
+        if not overlaps:
+            what = f"nobody works ahead in {self.mode}; leave max_overshoot out"
+            yield Problem("max_overshoot", "overshoot_unused", what)
 
     def _window_problems(self) -> Iterator[Problem]:
         if self.start_mode not in START_MODES:

@@ -12,14 +12,14 @@ from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
 from backend.core.deaths import Casualty, death_records
 from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.ending import Ending, trained
+from backend.core.ending import Ending, stalled, trained
 from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, tolerance
+from backend.core.lookahead import training_for
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
 from backend.core.scheduling import scheduler_for
-from backend.core.training import Training
 from backend.core.vocabulary import (
     CheckpointWritten,
     CloseLink,
@@ -65,7 +65,7 @@ class March:
         self.out: list[Effect] = []
         self.forming = Forming(world, now + config.forming_seconds)
         scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
-        self.training = Training(config, world, dataset_size, scheduler)
+        self.training = training_for(config, world, dataset_size, scheduler)
         self.cycle = Cycle(0, 0)
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
@@ -78,8 +78,13 @@ class March:
 
     # ------------------------------------------------------------------------------------------ what happens
 
-    def round_finished(self, event: RoundFinished) -> None:
+    def round_finished(self, event: RoundFinished, now: float) -> None:
         """The sum is complete: the samples behind it are accepted, and everybody adopts."""
+        claim = self.training.overclaim(event.steps) if event.round != INITIAL_ROUND else None
+        if claim is not None:
+            rank, reason = claim
+            self.round_broken(RoundBroken(event.round, event.attempt, reason, self.world.ranks[rank].host), now)
+            return
         commits = self.cycle.finished(event)
         if commits and event.round != INITIAL_ROUND:
             self.training.accept({rank: steps for rank, steps in event.steps.items() if steps > 0})
@@ -269,12 +274,12 @@ class March:
             return  # deaths between the commit and the last acknowledgement ended the run: nothing is dealt any more
         if training.all_epochs_done:
             self._end_after("done", trained(self.config.epochs), now)
-        elif self.stopping:
+        elif self.stopping and training.may_stop():
             self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
         else:
             if training.pool is None:
                 training.open_epoch(now)
-            self.out += training.deal(now)
+            self.out += training.deal(now, draining=bool(self.stopping))
 
     def _close_epoch(self, round_number: int, now: float) -> None:
         training = self.training
@@ -383,14 +388,7 @@ class March:
         return window.last_progress_at + self.config.stall_seconds if window else None
 
     def _stalled(self, now: float) -> None:
-        opened = self.cycle.open
-        if opened is not None:
-            late = sorted(rank for rank in self.world.alive() if rank in opened.ranks and rank not in opened.acks)
-            what = f"ReduceStall: round {opened.round} did not close"
-        else:
-            late = [rank for rank in self.world.alive() if self.world.ranks[rank].state == "working"]
-            what = "TrainStall: no rank finished a batch"
-        waited = ", ".join(self.world.where(rank) for rank in late) or "nobody in particular"
+        what, waited = stalled(self.cycle.open, self.world)
         self.fail(f"{what} within {self.config.stall_seconds:g} s; waiting for {waited}", now)
 
     def _move(self, phase: str, reason: str) -> None:

@@ -79,6 +79,9 @@ class Window:
 class Training:
     """Epoch by epoch, window by window. The caller opens and closes rounds and hands their outcome in."""
 
+    overlaps = False
+    """whether ranks work on while a round is open"""
+
     def __init__(self, config: RunConfig, world: World, dataset_size: int, scheduler: Scheduler) -> None:
         self.config = config
         self.world = world
@@ -124,8 +127,9 @@ class Training:
         self.scheduler.set_max_total(self.pool.remaining_batches)
         self.tally = EpochTally(opened_at=now)
 
-    def deal(self, now: float) -> list[Effect]:
-        """Open a window: one chunk to each living rank that has an allotment."""
+    def deal(self, now: float, *, draining: bool = False) -> list[Effect]:
+        """Open a window: one chunk to each living rank that has an allotment. ``draining`` is for ranks that work
+        ahead: they are to come to rest."""
         assert self.pool is not None
         alive = self.world.alive()
         plan = window_plan(self.pool, self.scheduler.counts, alive, forced=self.scheduler.forced)
@@ -135,9 +139,9 @@ class Training:
         return chunks
 
     def batch_done(self, rank: int, message: BatchDone, now: float) -> None:
-        """Fold one batch into the ledger and the rank's seat."""
+        """Fold one batch into the ledger and the rank's seat. Raises ``WorkError`` for one that cannot be."""
         seat = self.world.ranks[rank]
-        self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
+        self._record(rank, message)
         seat.steps += 1
         seat.samples += message.samples
         seat.loss = message.loss
@@ -158,9 +162,21 @@ class Training:
             return False
         return not self.pool.anything_in_flight  # the dead hold nothing: theirs is forfeited as they are buried
 
+    def steps(self, rank: int) -> int:
+        """Batches that the rank did since the last round."""
+        return self.ledger.steps(rank)
+
     def worked(self) -> bool:
         """Whether a living rank did a batch since the last round."""
-        return any(self.ledger.steps(rank) > 0 for rank in self.world.alive())
+        return any(self.steps(rank) > 0 for rank in self.world.alive())
+
+    def overclaim(self, steps: Mapping[int, int]) -> tuple[int, str] | None:
+        """A contribution that cannot be what the rank did: whose, and why; none when all are plausible."""
+        return None
+
+    def may_stop(self) -> bool:
+        """Whether the closed round holds all that the ranks did, so that a run asked to stop may end now."""
+        return True
 
     def accept(self, steps: dict[int, int]) -> None:
         """A round committed with these contributions: their delivered samples are accepted, once and for all."""
@@ -241,6 +257,9 @@ class Training:
         for rank in self.world.dead():
             assert not self.pool.in_flight(rank), f"dead rank {rank} still holds a chunk"
         self.scheduler.check()
+
+    def _record(self, rank: int, message: BatchDone) -> None:
+        self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
 
     def _hand_out(self, rank: int) -> list[Effect]:
         assert self.pool is not None and self.window is not None

@@ -177,7 +177,7 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
         and progress.state == "working"
         and progress.state_seconds > BUSY_SECONDS,
         "planned": planned,
-        "realized": training.ledger.steps(seat.rank) if window else seat.last_realized,
+        "realized": training.steps(seat.rank) if window else seat.last_realized,
         "anchor": training.scheduler.anchor_rank == seat.rank,
         "ms_per_batch": pace or None,
         "emulated_ms": march.world.emulated_ms(seat.rank),
@@ -194,7 +194,8 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
 
 def _state(seat: RankSeat, march: March) -> str:
     opened = march.cycle.open
-    if seat.alive and opened is not None and seat.rank in opened.ranks and seat.rank not in opened.acks:
+    waits = seat.state != "working" or not march.training.overlaps
+    if seat.alive and opened is not None and waits and seat.rank in opened.ranks and seat.rank not in opened.acks:
         return "reducing"
     if seat.alive and seat.rank in march.evaluations.pending.values():
         return "evaluating"

@@ -7,6 +7,11 @@ export const MODES = [
     text: "Each device does as many batches as it can in the same time, then all average. For unequal devices.",
   },
   {
+    key: "cpu_async",
+    title: "Async",
+    text: "Like cadence, but nobody waits: devices work ahead while the average is made. For slow links and big models.",
+  },
+  {
     key: "cpu_sync",
     title: "Sync",
     text: "Every device does one batch, then all average. The slow one holds the others up; useful to compare.",
@@ -64,6 +69,9 @@ export const WINDOW = [
   number("cap_seconds", "Hard cap", 600, "Seconds after which a window without a start fails", SECONDS),
 ];
 
+/** Whether ranks go on while a round is open. */
+const ahead = (form) => form.mode.endsWith("_async");
+
 const SCHEDULER = [
   integer("initial_anchor", "First anchor", 10, "Batches the slow device does per window, before tuning", AT_LEAST_1),
   integer("min_anchor", "Least anchor", undefined, "Never fewer batches for the slow device; empty: no floor", {
@@ -90,6 +98,11 @@ const SCHEDULER = [
     example: [4, 2, 1],
     check: (counts) => Array.isArray(counts) && counts.every(Number.isInteger),
   }),
+  integer("max_overshoot", "Batches ahead", undefined, "How far past its share a rank may work; empty: as fits a round", {
+    min: 0,
+    ...OPTIONAL,
+    when: ahead,
+  }),
 ];
 
 const GUARD = choice("guard", "Guard", "level", "Objects to longer windows when the replicas drift apart", {
@@ -105,6 +118,12 @@ const DRIFT = [
   flag("meta_controller", "Meta-controller", true, "Shortens the window after a fall of the learning rate"),
 ];
 
+const WRITE_BACK = choice("write_back", "Write-back", "delta", "What becomes of batches done while the round was open", {
+  choices: ["delta", "blend", "overwrite"],
+  names: { delta: "delta: keep them on top", blend: "blend: a share of each", overwrite: "overwrite: drop them" },
+  when: ahead,
+});
+
 const OUTER = choice("outer_optimizer", "Outer optimizer", "none", "Makes each round's average a step of its own", {
   choices: ["none", "nesterov"],
   names: { none: "none: adopt the average", nesterov: "Nesterov (DiLoCo)" },
@@ -112,6 +131,12 @@ const OUTER = choice("outer_optimizer", "Outer optimizer", "none", "Makes each r
 const outer = (form) => chosen(form, OUTER) !== "none";
 const AVERAGE = [
   number("gamma", "Work weighting", 1, "Exponent of a rank's weight in the average: 1 by work done, 0 all alike"),
+  WRITE_BACK,
+  number("blend_alpha", "Blend", 0.5, "The consensus' share when blending, above 0 up to 1", {
+    min: 0,
+    max: 1,
+    when: (form) => ahead(form) && chosen(form, WRITE_BACK) === "blend",
+  }),
   OUTER,
   number("outer_lr", "Outer learning rate", 0.7, "Length of the outer step; 1 without momentum is the average", {
     min: 0,

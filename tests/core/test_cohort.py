@@ -70,7 +70,7 @@ def test_gamma_weighs_the_average(gamma: float) -> None:
 
 @pytest.mark.parametrize("speeds", [(5.0, 5.0), (5.0, 10.0, 20.0), (3.0, 5.0, 8.0, 13.0, 40.0)])
 @pytest.mark.parametrize("samples", [97, 256])
-@pytest.mark.parametrize("mode", ["cpu_cadence", "cpu_sync"])
+@pytest.mark.parametrize("mode", ["cpu_cadence", "cpu_sync", "cpu_async"])
 def test_every_sample_is_trained_exactly_once_an_epoch(speeds: tuple[float, ...], samples: int, mode: str) -> None:
     play = formed(*((ms,) for ms in speeds), samples=samples, batch_size=4, epochs=3, mode=mode).run()
     assert play.end and play.end.phase == "done", play.end

@@ -42,6 +42,10 @@ def test_the_defaults_may_run():
         {"outer_optimizer": "nesterov"},
         {"outer_optimizer": "nesterov", "outer_lr": 1.0, "outer_momentum": 0.0},
         {"outer_optimizer": "nesterov", "outer_lr": 10.0, "outer_momentum": 0.999, "mode": "cpu_sync"},
+        {"mode": "cpu_async"},
+        {"mode": "cpu_async", "max_overshoot": 0},
+        {"mode": "cpu_async", "write_back": "blend", "blend_alpha": 1.0},
+        {"mode": "cpu_async", "relax_up": True},
     ],
 )
 def test_what_may_be_chosen(changes):
@@ -59,8 +63,16 @@ def test_what_may_be_chosen(changes):
         ({"relax_up": True}, [("relax_up", "relax_up_needs_async")]),
         (
             {"relax_up": True, "mode": "cpu_async", "guard": "none"},
-            [("mode", "mode_unavailable"), ("relax_up", "relax_up_without_guard")],
+            [("relax_up", "relax_up_without_guard")],
         ),
+        ({"mode": "nccl_cadence"}, [("mode", "mode_unavailable")]),
+        ({"write_back": "average"}, [("write_back", "write_back_unknown")]),
+        ({"write_back": "blend"}, [("write_back", "write_back_unused")]),
+        ({"blend_alpha": 0.0, "write_back": "blend", "mode": "cpu_async"}, [("blend_alpha", "out_of_range")]),
+        ({"blend_alpha": math.nan, "write_back": "blend", "mode": "cpu_async"}, [("blend_alpha", "out_of_range")]),
+        ({"blend_alpha": 0.3, "mode": "cpu_async"}, [("blend_alpha", "alpha_unused")]),
+        ({"max_overshoot": 3}, [("max_overshoot", "overshoot_unused")]),
+        ({"max_overshoot": -1, "mode": "cpu_async"}, [("max_overshoot", "below_minimum")]),
         ({"speed_hint": (-1, 2.0)}, [("speed_hint", "rank_invalid")]),
         ({"speed_hint": (1.5, 2.0)}, [("speed_hint", "rank_invalid")]),
         ({"speed_hint": (1, 0.99)}, [("speed_hint", "out_of_range")]),

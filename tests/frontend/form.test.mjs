@@ -78,7 +78,11 @@ test("settings without an effect are not offered", () => {
   const offered = (...of) => ALL_FIELDS.filter((f) => applies(f, form(...of))).map((f) => f.name);
   const differ = (a, b) => a.filter((name) => !b.includes(name));
   const plain = offered();
-  assert.deepEqual(differ(ALL_FIELDS.map((f) => f.name), plain), ["target", "outer_lr", "outer_momentum"]);
+  const without = ["target", "max_overshoot", "write_back", "blend_alpha", "outer_lr", "outer_momentum"];
+  assert.deepEqual(differ(ALL_FIELDS.map((f) => f.name), plain), without);
+  const async = { mode: "cpu_async" };
+  assert.deepEqual(differ(offered({}, async), plain), ["max_overshoot", "write_back"]);
+  assert.deepEqual(differ(offered({ write_back: "blend" }, async), offered({}, async)), ["blend_alpha"]);
   assert.deepEqual(differ(offered({ outer_optimizer: "nesterov" }), plain), ["outer_lr", "outer_momentum"]);
   assert.deepEqual(differ(plain, offered({ guard: "growth" })), ["guard_threshold"]);
   assert.deepEqual(differ(plain, offered({}, { mode: "cpu_sync" })), ["speed_hint"]);

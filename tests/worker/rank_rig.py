@@ -33,6 +33,7 @@ from worker.progress import ProgressBlock, Reading
 from worker.rank import build_workload, now_ns
 from worker.rank_link import RankLink
 from worker.specs import RankSpec
+from worker.write_back import WriteBack
 
 JOBS = Path(__file__).parent.parent / "jobs"
 PATIENCE = 20.0
@@ -122,8 +123,12 @@ def start_rank(
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
     link = RankLink(BlockingLink(theirs))
-    given = options(LoopOptions(job_dir=job_dir, verify_consensus=training_plan.verify_consensus))
-    loop = TrainingLoop(Control(rank, training_plan.gamma), link, workload, progress, given)
+    write_back = WriteBack(training_plan.write_back, training_plan.blend_alpha)
+    given = options(
+        LoopOptions(job_dir=job_dir, verify_consensus=training_plan.verify_consensus, write_back=write_back)
+    )
+    control = Control(rank, training_plan.gamma, overlap=training_plan.mode.endswith("_async"))
+    loop = TrainingLoop(control, link, workload, progress, given)
     outcome: list[Leave | BaseException] = []
 
     def run() -> None:
