@@ -14,6 +14,7 @@ from rank_rig import PATIENCE, RankRig, chunk_of, plan, start_rank
 from wire.messages import (
     BatchDone,
     ChunkDone,
+    Exiting,
     Message,
     RequestParams,
     RoundCommitted,
@@ -107,16 +108,21 @@ class Gate:
     def __init__(self) -> None:
         self._now = 0.0
         self._permits = threading.Semaphore(0)
+        self._free = False
 
     def clock(self) -> float:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        assert self._permits.acquire(timeout=PATIENCE), "the test allows no more batches"
+        assert self._free or self._permits.acquire(timeout=PATIENCE), "the test allows no more batches"
         self._now += seconds
 
     def open(self) -> None:
         self._permits.release()
+
+    def tear_down(self) -> None:
+        self._free = True
+        self.open()
 
 
 class Ahead:
@@ -164,11 +170,10 @@ class Ahead:
 
     def end(self) -> None:
         self.rig.send(Shutdown(reason="test over"))
-        self.gate.open()
-        outcome = None
-        while outcome is None:
-            message = self.rig.relay.receive()
-            outcome = message if not isinstance(message, BatchDone | ChunkDone) else None
+        self.gate.tear_down()
+        while isinstance(message := self.rig.relay.receive(), BatchDone | ChunkDone):
+            pass
+        assert isinstance(message, Exiting), self.rig.end()
         assert isinstance(self.rig.end(), Leave), self.rig.outcome
 
 
