@@ -13,16 +13,18 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from backend.cli.client import Client, CliError
 from backend.demo import NAMES, READY_SECONDS, WARM_UP_ROUNDS, Children, DemoError
 from benchmarks.figures import EntryFailed, Window, window_of_rounds, window_of_steps
+from benchmarks.jobs import images
 from benchmarks.jobs.images import DATA_VARIABLE, WEIGHTS_VARIABLE
 
 ROOT = Path(__file__).parent.parent
@@ -89,9 +91,23 @@ def run_marchline(mode: str, task: Task) -> Traces:
     if view["phase"] != "done":
         raise EntryFailed(f"the run ended as {view['phase']}: {view['reason']}")
     moments = [datetime.fromisoformat(row["at"]).timestamp() for row in rounds]
-    window = window_of_rounds(rounds, moments, len(task.ms), WARM_UP_ROUNDS)
+    window = _by_speed(view, window_of_rounds(rounds, moments, len(task.ms), WARM_UP_ROUNDS))
+    _note_checkpoint(data_dir, view, task, moments[-1])
     allotments = rounds[-1]["planned"] or rounds[-2]["planned"]
     return Traces(moments[0], moments[-1], window, {"rounds": len(rounds), "last_allotments": allotments})
+
+
+def _by_speed(view: dict[str, Any], window: Window) -> Window:
+    """The window with its ranks as the task has them, fastest first; hosts join in an order of their own."""
+    by_speed = sorted(view["ranks"], key=lambda rank: rank["emulated_ms"])
+    return replace(window, batches=tuple(window.batches[rank["rank"]] for rank in by_speed))
+
+
+def _note_checkpoint(data_dir: Path, view: dict[str, Any], task: Task, moment: float) -> None:
+    """The run's last checkpoint as the last noted weights: what a user would take home."""
+    tensors = load_file(data_dir / view["checkpoints"][-1]["path"])
+    names = [name for name, _ in images.network().named_parameters()]
+    np.save(task.weights / f"{int(moment * 1e9)}.npy", np.concatenate([tensors[name].ravel() for name in names]))
 
 
 def _start_controller(url: str, data_dir: Path, children: Children, client: Client) -> None:

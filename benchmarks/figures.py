@@ -11,6 +11,8 @@ WARM_UP = 0.2
 """share of a peer's wall time that does not count, and at least ``WARM_UP_SECONDS``"""
 WARM_UP_SECONDS = 3.0
 
+HELD = 3
+
 
 class EntryFailed(Exception):
     """Why an entry did not come to figures, as a sentence for the table."""
@@ -90,8 +92,12 @@ def figures(window: Window, ms: Sequence[float], batch_size: int) -> Figures:
 
 
 def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None:
-    """The first moment of ``curve``, pairs of (seconds, accuracy) in their order, at which the target is met."""
-    return next((seconds for seconds, accuracy in curve if accuracy >= target), None)
+    """The first moment of ``curve``, pairs of (seconds, accuracy) in their order, from which the target is met ``HELD``
+    times in a row: one lucky note does not count."""
+    for first in range(len(curve) - HELD + 1):
+        if all(accuracy >= target for _, accuracy in curve[first : first + HELD]):
+            return curve[first][0]
+    return None
 
 
 def table(entries: Sequence[dict[str, Any]], target: float) -> list[str]:

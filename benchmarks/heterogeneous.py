@@ -4,8 +4,9 @@ Every entry trains the same network on the same pictures: same batch size, optim
 each rank's step padded to the same emulated milliseconds. Samples a second are of the steady state: for Marchline the
 rounds after the third, for a peer what follows its warm-up. Accuracy is that of the first (fastest) rank's weights on
 the held-out pictures: they are noted four times a second inside a padded step, and scored when the entry is over, so
-that evaluating costs nobody time. Seconds to the target count from the first batch. What a peer does in its step counts
-into the padded time, communication included; Marchline's rounds come on top of its steps.
+that evaluating costs nobody time; at the end, a peer's are those after its last step, Marchline's its last checkpoint.
+Seconds to the target count from the first batch to the first of three notes in a row that meet it. What a peer does in
+its step counts into the padded time, communication included; Marchline's rounds come on top of its steps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-ms", type=float, default=8.0, help="of the fastest rank's batch (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=2, help="of every entry (default: %(default)s)")
-    parser.add_argument("--target", type=float, default=0.85, help="accuracy to reach (default: %(default)s)")
+    parser.add_argument("--target", type=float, default=0.82, help="accuracy to reach (default: %(default)s)")
     parser.add_argument(
         "--limit", type=float, default=120.0, help="seconds that an entry may take (default: %(default)s)"
     )

@@ -26,7 +26,7 @@ DATA_VARIABLE = "BENCH_DATA"
 WEIGHTS_VARIABLE = "BENCH_WEIGHTS"
 """directory for the weights that a process notes on its way; unset for all but one rank"""
 NOTE_SECONDS = 0.25
-LEARNING_RATE = 0.05
+LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 HIDDEN = 128
 SEED = 42

@@ -76,10 +76,12 @@ def test_too_few_rounds_are_no_result() -> None:
         window_of_rounds(rounds(3), [0.0, 1.0, 2.0], ranks=2, skip=3)
 
 
-def test_time_to_the_target_is_the_first_moment_at_which_it_is_met() -> None:
-    curve = [(0.5, 0.3), (1.0, 0.86), (1.5, 0.84), (2.0, 0.9)]
-    assert time_to(0.85, curve) == 1.0
-    assert time_to(0.95, curve) is None
+def test_time_to_the_target_is_the_first_moment_from_which_it_is_met_three_times_in_a_row() -> None:
+    curve = [(0.5, 0.3), (1.0, 0.86), (1.5, 0.84), (2.0, 0.9), (2.5, 0.85), (3.0, 0.88)]
+    assert time_to(0.85, curve) == 2.0
+    assert time_to(0.86, curve) is None
+    assert time_to(0.3, curve) == 0.5
+    assert time_to(0.0, curve[:2]) is None
 
 
 def test_the_table_has_a_line_for_each_entry_and_the_reasons_of_those_that_did_not_run() -> None:
