@@ -1,7 +1,7 @@
 # Two commands matter to a newcomer: `make demo` and `make test`. Everything they need is set up by themselves.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || command -v python3)
+PYTHON ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 VENV_STAMP := $(VENV)/.stamp
@@ -18,7 +18,6 @@ demo: setup ## Controller, three unequal local workers, a run that waits for you
 
 test: setup ## Every test: pure, sockets, processes, browser
 	@$(PY) -m pytest $(ARGS)
-	@cd frontend && node --test '../tests/frontend/*.test.mjs'
 
 fast: setup ## The tests that start no process
 	@$(PY) -m pytest -m "not slow and not browser" $(ARGS)
@@ -34,6 +33,9 @@ fmt: setup ## Format
 
 wire-schema: setup ## Record the wire's messages in wire/schema.json and docs/protocol.md
 	@$(PY) -m wire.schema $(ARGS)
+
+screenshots: setup ## Take the README's pictures anew, from a real run in a real browser
+	@MARCHLINE_SCREENSHOTS=docs/images $(PY) -m pytest -q tests/e2e/test_e2e_browser.py
 
 clean: ## Remove what make set up and what the demo stored
 	rm -rf $(VENV) frontend/node_modules var

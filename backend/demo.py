@@ -50,9 +50,10 @@ class DemoOptions:
     data_dir: Path = Path("var")
     job_dir: Path = Path(".")
     job: str = "examples/digits.py:Digits"
-    epochs: int = 30
-    batch_size: int = 32
-    speeds: tuple[float, ...] = (20.0, 40.0, 80.0)
+    epochs: int = 12
+    batch_size: int = 12
+    """two windows of some seconds an epoch: long against a round, short enough to watch"""
+    speeds: tuple[float, ...] = (40.0, 80.0, 160.0)
 
 
 class DemoError(Exception):
@@ -128,10 +129,11 @@ def run_demo(options: DemoOptions) -> int:
 def _play(options: DemoOptions, url: str, children: Children, client: Client) -> int:
     _start_controller(options, url, children, client)
     run = client.post("runs", _run_of(options))
-    _start_agents(options, url, children, client)
     _print_addresses(options, run, client)
-    if options.auto:
-        _start_run(options, run["id"], children, client)
+    view = _start_agents(options, run["id"], children, client)
+    if options.auto and view["window"]["open"] and not view["window"]["armed"]:
+        client.post(f"runs/{run['id']}/start")
+        show.say("All agents have joined; started.")
     view = _until_ended(run["id"], children, client)
     summary = summarize(view, _rounds(client, run["id"]))
     if options.json_path is not None:
@@ -192,32 +194,36 @@ def _run_of(options: DemoOptions) -> dict[str, Any]:
     }
 
 
-def _start_agents(options: DemoOptions, url: str, children: Children, client: Client) -> None:
+def _start_agents(options: DemoOptions, run_id: int, children: Children, client: Client) -> dict[str, Any]:
+    """One agent after the other, the fastest first: ranks are numbered as hosts join, so rank 0 is always the fastest.
+    Answers the run's view with all of them in, or sooner when somebody else closed the window."""
     # Single-threaded ranks: three of them share this machine, and a step of theirs is small.
     environment = {"MARCHLINE_JOIN_TOKEN": client.get("controller")["join_token"], "OMP_NUM_THREADS": "1"}
-    for name, speed in zip(NAMES, options.speeds, strict=False):
-        arguments = ["--join", url, "--name", name, "--devices", "cpu:1", "--job-dir", str(options.job_dir)]
+    view: dict[str, Any] = {}
+    for count, (name, speed) in enumerate(zip(NAMES, options.speeds, strict=False), start=1):
+        arguments = ["--join", client.url, "--name", name, "--devices", "cpu:1", "--job-dir", str(options.job_dir)]
         persist = [] if options.exit else ["--persist"]
-        children.start(
-            name, ["-m", "worker", *arguments, "--emulate-ms-per-batch", f"{speed:g}", *persist], environment
-        )
+        emulate = ["--emulate-ms-per-batch", f"{speed:g}"]
+        children.start(name, ["-m", "worker", *arguments, *emulate, *persist], environment)
+        view = _joined(run_id, count, children, client)
+        if not view["window"]["open"]:
+            break
+    return view
 
 
-def _start_run(options: DemoOptions, run_id: int, children: Children, client: Client) -> None:
-    """Press Start once everybody is there."""
+def _joined(run_id: int, count: int, children: Children, client: Client) -> dict[str, Any]:
+    """The run's view once so many ranks are in, or its window is closed."""
     deadline = time.monotonic() + JOIN_SECONDS
     while True:
-        view = client.get(f"runs/{run_id}")
-        if view["window"]["joined_ranks"] >= len(options.speeds) or view["phase"] in ENDED:
-            break
+        view: dict[str, Any] = client.get(f"runs/{run_id}")
+        window = view["window"]
+        if window["joined_ranks"] >= count or not window["open"]:
+            return view
         children.check()
         if time.monotonic() > deadline:
-            refusals = "; ".join(item["reason"] for item in view["window"]["refusals"]) or "nobody was refused"
+            refusals = "; ".join(item["reason"] for item in window["refusals"]) or "nobody was refused"
             raise DemoError(f"Not all agents joined within {JOIN_SECONDS:g} s ({refusals}); see {children.log_dir}.")
         time.sleep(POLL_SECONDS)
-    if view["phase"] not in ENDED and not view["window"]["armed"] and view["window"]["open"]:
-        client.post(f"runs/{run_id}/start")
-        show.say("All agents have joined; started.")
 
 
 def _until_ended(run_id: int, children: Children, client: Client) -> dict[str, Any]:

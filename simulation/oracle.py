@@ -28,9 +28,9 @@ class Oracle(Watcher):
         self._trained: dict[int, bytearray] = {}
         """by epoch and sample: whether a committed round holds it"""
         self._dealt: dict[int, bytearray] = {}
-        """by epoch and sample: where the core says that it is; in the modes that reduce between chunks"""
-        self._given: dict[int, list[StartChunk]] = {}
-        """by rank: chunks whose round is not committed"""
+        """by epoch and sample: where the core says that it is"""
+        self._given: dict[int, list[Batch]] = {}
+        """by rank: batches whose round is not committed, in the order in which they were dealt"""
         self._held: dict[int, StartChunk] = {}
         """by rank: the chunk in flight"""
         self._finished: RoundFinished | None = None
@@ -70,18 +70,22 @@ class Oracle(Watcher):
                 self.ended = True
 
     def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
-        for rank, steps in result.steps.items():
-            if number >= 0:
-                assert steps == len(batches[rank]), f"L1: rank {rank} declared {steps} steps, did {len(batches[rank])}"
+        if number < 0:
+            return  # the initial parameters: nobody has worked
         self._committed = 0
-        for rank in result.steps:
-            for epoch, offset, size in batches[rank]:
+        for rank, steps in result.steps.items():
+            assert steps == len(batches[rank]), f"L1: rank {rank} declared {steps} steps, did {len(batches[rank])}"
+            given = self._given.get(rank, [])
+            assert given[:steps] == batches[rank], f"L1: rank {rank} contributed what it was not dealt"
+            assert self.play.overlap or len(given) == steps, f"L1: rank {rank} is asked before its chunk is done"
+            self._given[rank] = given[steps:]
+            for batch in batches[rank]:
+                self._move(batch, DEALT, COMMITTED)
+                epoch, offset, size = batch
                 where = self._trained.setdefault(epoch, bytearray(self.play.samples))
                 assert not where.count(1, offset, offset + size), f"L2: {epoch}/{offset} is committed twice"
                 where[offset : offset + size] = b"\1" * size
                 self._committed += size
-            for chunk in self._given.pop(rank, []):
-                self._move(chunk, DEALT, COMMITTED)
 
     # ------------------------------------------------------------------------------------------------- laws
 
@@ -102,19 +106,21 @@ class Oracle(Watcher):
         samples, size = self.play.samples, self.play.batch_size
         assert 0 <= chunk.offset < chunk.offset + chunk.size <= samples, f"L2: {chunk} is not in the epoch"
         assert chunk.batches == -(-chunk.size // size), f"{chunk} in batches of {size}"
-        assert chunk.epoch == len(self._epochs) or self.play.overlap, f"L2: {chunk} while {len(self._epochs)} is open"
-        if self.play.overlap:
-            return
-        assert rank not in self._held, f"rank {rank} gets {chunk} while it holds {self._held.get(rank)}"
+        assert chunk.epoch == len(self._epochs), f"L2: {chunk} while {len(self._epochs)} is open"
+        assert rank not in self._held or self.play.overlap, f"rank {rank} gets {chunk} while it holds {self._held}"
         self._held[rank] = chunk
-        self._given.setdefault(rank, []).append(chunk)
-        self._move(chunk, POOL, DEALT)
-
-    def _move(self, chunk: StartChunk, before: int, after: int) -> None:
-        where = self._dealt.setdefault(chunk.epoch, bytearray(self.play.samples))
         end = chunk.offset + chunk.size
-        assert where.count(before, chunk.offset, end) == chunk.size, f"L2: {chunk} is not in state {before}"
-        where[chunk.offset : end] = bytes([after]) * chunk.size
+        given = self._given.setdefault(rank, [])
+        for offset in range(chunk.offset, end, size):
+            batch = (chunk.epoch, offset, min(size, end - offset))
+            self._move(batch, POOL, DEALT)
+            given.append(batch)
+
+    def _move(self, batch: Batch, before: int, after: int) -> None:
+        epoch, offset, size = batch
+        where = self._dealt.setdefault(epoch, bytearray(self.play.samples))
+        assert where.count(before, offset, offset + size) == size, f"L2: {batch} is not in state {before}"
+        where[offset : offset + size] = bytes([after]) * size
 
     def _open(self, effect: OpenRound) -> None:
         number, attempt = self._opened
@@ -130,14 +136,13 @@ class Oracle(Watcher):
             assert rank not in self.dead, f"L3: rank {rank} dies twice"
             self.dead.add(rank)
             self._held.pop(rank, None)
-            for chunk in self._given.pop(rank, []):
-                self._move(chunk, DEALT, POOL)
+            for batch in self._given.pop(rank, []):
+                self._move(batch, DEALT, POOL)
         elif table == "rounds":
             assert row["round"] == self._rounds, f"round {row['round']} follows {self._rounds} rounds"
             self._rounds += 1
             assert self._finished is not None and row["realized"] == self._finished.steps, "L1: another divisor"
-            if not self.play.overlap:
-                assert row["samples"] == self._committed, f"L2: {row['samples']} on record, {self._committed} trained"
+            assert row["samples"] == self._committed, f"L2: {row['samples']} on record, {self._committed} trained"
         elif table == "epochs" and "samples_accepted" in row:
             self._epoch(row["epoch"], row["samples_accepted"])
 

@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from backend.core.config import RunConfig
 from backend.core.round_cost import Line, RoundCost
 from simulation.figures import Meter
 from simulation.pace import BatchCost, Pace
@@ -72,6 +73,7 @@ class Setting(Protocol):
     batch_size: int
     overlap: bool
     """a rank goes on training while a round is open"""
+    config: RunConfig
 
     def say(self, played: PlayedRank, message: Message, when: float) -> None:
         """The controller hears it at that moment, if the rank still lives."""
@@ -116,8 +118,10 @@ class PlayedRank:
         self._packed: Packed | None = None
         self._asked: tuple[RequestParams, float] | None = None
         """asked for its parameters in the middle of a batch, and when"""
-        self._result: float | None = None
+        self._result: tuple[float | None] | None = None
         """the consensus to adopt after the batch at hand"""
+        self.adopted: float | None = None
+        """the consensus of the last round; none when nobody had worked"""
         self._halted = False
         """the round interrupted a chunk"""
         self._held_until = 0.0
@@ -172,9 +176,9 @@ class PlayedRank:
         if self._packed is None:
             return
         if self._chunk is not None and not self._halted:
-            self._result = self._packed.w if value is None else value
+            self._result = (value,)
             return
-        self._adopt(self._packed.w if value is None else value)
+        self._adopt(value)
         self._resume()
 
     # ------------------------------------------------------------------------------------------------- batches
@@ -244,7 +248,7 @@ class PlayedRank:
     def _between_batches(self) -> bool:
         """Hear what was said during the batch; whether training goes on."""
         if self._result is not None:
-            self._adopt(self._result)
+            self._adopt(*self._result)
         if self._asked is not None:
             request, asked_at = self._asked
             self._pack(request, asked_at)
@@ -289,14 +293,25 @@ class PlayedRank:
         seconds = self.host.line.latency_seconds + seconds
         self._setting.stage.after(seconds, self._setting.contribute, self, request, packed, order=self.rank)
 
-    def _adopt(self, value: float) -> None:
+    def _adopt(self, value: float | None) -> None:
         packed, setting = self._packed, self._setting
         assert packed is not None
         self._packed = self._result = None
-        self.w = value + (self.w - packed.w)  # what was trained since the arena was packed is kept
+        self.adopted = value
+        if value is not None:
+            self.w = self._written_back(value, packed.w)
         seconds = setting.cost.load_seconds
         self._spend(seconds)
         setting.acknowledge(self, packed, setting.stage.now + (self.host.line.latency_seconds + seconds))
+
+    def _written_back(self, value: float, packed: float) -> float:
+        """What it holds with the consensus taken in; without a batch since the arena was packed, the consensus."""
+        config = self._setting.config
+        if not self._fresh or config.write_back == "overwrite":
+            return value
+        if config.write_back == "blend":
+            return (1.0 - config.blend_alpha) * self.w + config.blend_alpha * value
+        return value + (self.w - packed)
 
     def _spend(self, seconds: float) -> None:
         """Packing and loading hold the rank up."""

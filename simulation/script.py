@@ -2,8 +2,9 @@
 
     run KEY=VALUE ...    the run's configuration, and these of the stage: samples; reduce (seconds a sum takes, in place
                          of what links and bytes give); model_mb, uplink_mbit, controller_mbit, latency_ms, memory_gbs;
-                         divergence (that replicas report, on average); settle (rounds left out of the figures);
-                         dice (the seed of everything random)
+                         divergence and lr (that ranks report); local (tensors that are not averaged); checkpoint_error
+                         (why none can be written); settle (rounds left out of the figures); dice (the seed of all that
+                         is random)
     host NAME MS [MS ...] [OPTION=VALUE ...]
                          a host that dials in at once, one rank for each ms a batch; options: data_ms, fill_ms, jitter,
                          drift, drift_seconds, phase, uplink_mbit, latency_ms
@@ -14,7 +15,10 @@
     at T kill RANK [SIGNAL] | unplug NAME | freeze NAME | relay NAME | poison NAME | deaf RANK | quit RANK
                          what may go wrong; poison: its next contribution is refused; deaf: a loader hangs; quit: the
                          process takes its leave unasked
-    at T speed RANK MS | pause RANK SECONDS
+    at T speed RANK MS | pause RANK SECONDS | lr VALUE | lag SECONDS
+                         what may change; lag: the controller itself was away for so long
+    when open|commit ROUND ACT ...
+                         the same, at the very moment when a round is opened or committed for the first time
     until T              let time pass to T (default: to the end)
     show KIND ...        besides the default, transcripts show these messages too
 
@@ -30,14 +34,17 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.round_cost import MEMORY_BYTES_PER_SECOND, Line, RoundCost, link_bytes_per_second
+from backend.core.vocabulary import Effect, Lagged, OpenRound
 from simulation.pace import Pace
-from simulation.played import LATENCY
-from simulation.theatre import Theatre
+from simulation.played import LATENCY, Batch
+from simulation.rounds import Sum
+from simulation.theatre import LOCAL_TENSOR, Theatre
+from simulation.watch import Watcher
 
 STAGE_KEYS = frozenset(
     {
         *("samples", "reduce", "model_mb", "uplink_mbit", "controller_mbit", "latency_ms", "memory_gbs"),
-        *("settle", "dice", "divergence"),
+        *("settle", "dice", "divergence", "lr", "local", "checkpoint_error"),
     }
 )
 PACE_OPTIONS = frozenset({"data_ms", "fill_ms", "jitter", "drift", "drift_seconds", "phase"})
@@ -84,14 +91,22 @@ class HostLine:
 
 @dataclass
 class Act:
-    """What happens at a moment."""
+    """What happens: ``at`` a moment, or when a round gets so far (``open`` or ``commit``, and its number)."""
 
-    at: float
+    at: float | tuple[str, int]
     words: list[str]
+
+    @classmethod
+    def parse(cls, at: float | tuple[str, int], words: list[str]) -> Act:
+        """From the words after the time."""
+        if not words or words[0] not in ACTS:
+            raise ValueError(f"no such act: {' '.join(words[:1])}")
+        return cls(at, words)
 
     def text(self) -> str:
         """As a line of a script."""
-        return f"at {self.at!r} {' '.join(self.words)}"
+        when = f"at {self.at!r}" if isinstance(self.at, float) else f"when {self.at[0]} {self.at[1]}"
+        return f"{when} {' '.join(self.words)}"
 
 
 @dataclass
@@ -124,10 +139,10 @@ class Script:
                 self.run |= dict(pair.split("=", 1) for pair in pairs)
             case ["host", *rest]:
                 self.hosts.append(HostLine.parse(rest))
-            case ["at", when, act, *arguments]:
-                if act not in ACTS:
-                    raise ValueError(f"no such act: {act}")
-                self.acts.append(Act(float(when), [act, *arguments]))
+            case ["at", when, *act]:
+                self.acts.append(Act.parse(float(when), act))
+            case ["when", "open" | "commit" as stage, number, *act]:
+                self.acts.append(Act.parse((stage, int(number)), act))
             case ["until", when]:
                 self.until = float(when)
             case ["show", *kinds]:
@@ -200,6 +215,9 @@ class Script:
         if "reduce" in self.run:
             play.plane.fixed_seconds = self.number("reduce", 0.0)
         play.divergence = self.number("divergence", 0.0)
+        play.lr = float(self.run["lr"]) if "lr" in self.run else None
+        play.checkpoint_error = self.run.get("checkpoint_error", "")
+        play.layout += [LOCAL_TENSOR] * int(self.number("local", 0))
         return play
 
     def put_on(self, play: Theatre) -> None:
@@ -207,8 +225,14 @@ class Script:
         play.settle = int(self.number("settle", 0))
         for host in self.hosts:
             self.join(play, host)
+        triggers = _Triggers(play)
+        play.watchers.append(triggers)
         for act in self.acts:
-            play.at(act.at, partial(self.perform, play, act.words))
+            perform = partial(self.perform, play, act.words)
+            if isinstance(act.at, float):
+                play.at(act.at, perform)
+            else:
+                triggers.acts.setdefault(act.at, []).append(perform)
 
     def join(self, play: Theatre, host: HostLine) -> None:
         """The host dials in."""
@@ -221,9 +245,28 @@ class Script:
             ACTS[act](self, play, arguments)
 
 
+class _Triggers(Watcher):
+    """Acts that wait for a round. They follow at once, but not within the event that they wait for."""
+
+    def __init__(self, play: Theatre) -> None:
+        self.play = play
+        self.acts: dict[tuple[str, int], list[Callable[[], object]]] = {}
+
+    def effect(self, now: float, effect: Effect) -> None:
+        if isinstance(effect, OpenRound):
+            self._fire(("open", effect.round))
+
+    def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
+        self._fire(("commit", number))
+
+    def _fire(self, moment: tuple[str, int]) -> None:
+        for act in self.acts.pop(moment, []):
+            self.play.stage.after(0.0, act)
+
+
 def _converted(kind: str, value: str) -> Any:
     if "tuple" in kind:
-        return tuple(int(part) for part in value.split(","))
+        return tuple(float(part) if "." in part else int(part) for part in value.split(","))
     if "bool" in kind:
         return value.lower() in ("true", "yes", "1")
     if "str" in kind:
@@ -234,6 +277,8 @@ def _converted(kind: str, value: str) -> Any:
 # ------------------------------------------------------------------------------------------------------ acts
 
 OPERATOR = ("start", "stop", "abort", "extend", "turn_away")
+RANK_ACTS = ("kill", "quit", "deaf", "speed", "pause")
+HOST_ACTS = ("unplug", "freeze", "relay", "poison")
 
 
 def _operate(act: str, **kinds: type) -> Callable[[Script, Theatre, list[str]], object]:
@@ -272,6 +317,16 @@ def _to_rank(strike: Callable[..., object], *kinds: type) -> Callable[[Script, T
     return perform
 
 
+def _set_lr(script: Script, play: Theatre, arguments: list[str]) -> None:
+    (value,) = arguments
+    play.lr = float(value)
+
+
+def _lag(script: Script, play: Theatre, arguments: list[str]) -> None:
+    (seconds,) = arguments
+    play.feed(Lagged(float(seconds)))
+
+
 def _lives(play: Theatre, rank: int) -> bool:
     return rank in play.ranks and play.ranks[rank].alive
 
@@ -292,4 +347,6 @@ ACTS: dict[str, Callable[[Script, Theatre, list[str]], object]] = {
     "quit": _to_rank(Theatre.quit),
     "speed": _to_rank(Theatre.set_speed, float),
     "pause": _to_rank(Theatre.pause, float),
+    "lr": _set_lr,
+    "lag": _lag,
 }

@@ -6,22 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from simulation.script import HostLine, Script
+from simulation.script import HOST_ACTS, RANK_ACTS, Act, HostLine, Script
 from simulation.trial import Failure, hold
 
 MOST_PLAYS = 400
 """to shrink one failure"""
 NUMBERS = ("epochs", "samples", "batch_size", "initial_anchor")
 SETTINGS = (
-    "max_failure",
-    "max_batch_diff",
-    "fixed_counts",
-    "gamma",
-    "reduce",
-    "model_mb",
-    "uplink_mbit",
-    "mode",
-    "divergence",
+    *("max_failure", "max_batch_diff", "fixed_counts", "speed_hint", "guard", "gamma", "reduce", "model_mb"),
+    *("uplink_mbit", "mode", "divergence", "lr", "local", "checkpoint_error"),
 )
 """what a script may do without"""
 
@@ -86,12 +79,33 @@ def _with_hosts(script: Script, hosts: list[HostLine]) -> Iterator[Script]:
     if ranks < 2:
         return
     run = dict(script.run)
+    numbers = dict(zip(_seats(script.hosts), range(script.ranks), strict=True))
+    moved = {numbers[seat]: rank for rank, seat in enumerate(_seats(hosts))}
+    acts = [
+        act for act in (_moved(act, moved, {host.name for host in hosts}) for act in script.acts) if act is not None
+    ]
     for key in ("quorum", "target"):
         if run.get(key) == str(script.ranks):
             run[key] = str(ranks)
     if "fixed_counts" in run:
         run["fixed_counts"] = ",".join(run["fixed_counts"].split(",")[:ranks])
-    yield replace(script, hosts=hosts, run=run)
+    yield replace(script, hosts=hosts, run=run, acts=acts)
+
+
+def _seats(hosts: list[HostLine]) -> list[tuple[str, int]]:
+    """Host and place of each rank, in the order of their numbers."""
+    return [(host.name, place) for host in hosts for place in range(len(host.ms))]
+
+
+def _moved(act: Act, moved: dict[int, int], names: set[str]) -> Act | None:
+    """The act by the new numbers of the ranks; none when whom it strikes is not there any more."""
+    kind, *arguments = act.words
+    if kind in HOST_ACTS:
+        return act if arguments[0] in names else None
+    if kind not in RANK_ACTS:
+        return act
+    rank = moved.get(int(arguments[0]))
+    return None if rank is None else replace(act, words=[kind, str(rank), *arguments[1:]])
 
 
 def _without(items: Sequence[Item]) -> Iterator[list[Item]]:

@@ -67,6 +67,7 @@ from wire.messages import (
 
 VERSIONS = Versions(marchline="0.1.0", wire=WIRE_VERSION, python="3.11.7", torch="2.13.0")
 ONE_NUMBER = [TensorSpec(name="w", section="params", dtype="float32", shape=[1], offset=0)]
+LOCAL_TENSOR = TensorSpec(name="batches", section="local", dtype="int64", shape=[1])
 INSTANT = RoundCost(0.0, float("inf"))
 RELAY_SECONDS, READY_SECONDS, CHECKPOINT_SECONDS = 0.04, 0.05, 0.01
 
@@ -89,7 +90,7 @@ class Theatre(Faults):
         """``samples`` an epoch; ``check`` the core after every event; ``stopwatch`` in seconds, to time the core."""
         self.config = config
         self.samples = samples
-        self.layout = layout or ONE_NUMBER
+        self.layout = list(layout or ONE_NUMBER)
         self.cost = cost
         self.batch_size = config.batch_size
         self.overlap = config.mode.endswith("_async")
@@ -107,6 +108,8 @@ class Theatre(Faults):
         """rounds that are left out of the figures"""
         self.divergence = 0.0
         """what replicas report on average; their one number tells nothing of how a real model would drift"""
+        self.lr: float | None = None
+        """what optimizers report"""
         self.core_time = CoreTime(stopwatch)
         self.intercept: Callable[[Effect], bool] = lambda effect: False
         """answers True to swallow an effect: a lost message"""
@@ -119,7 +122,10 @@ class Theatre(Faults):
         self._last_commit: tuple[int, int] | None = None
         self._deadline: float | None = None
         self._deadline_known = False
-        self._acts: dict[type, Callable[[Any], None]] = {
+        self._acts = self._performers()
+
+    def _performers(self) -> dict[type, Callable[[Any], None]]:
+        return {
             SendHost: self._to_host,
             SendRank: self._to_rank,
             SendRelay: self._to_relay,
@@ -228,12 +234,18 @@ class Theatre(Faults):
             divergence=self.divergence * played.pace.dice.lognormvariate(0.0, 0.5) if self.divergence else 0.0,
             pre_norm=abs(packed.w),
             post_norm=abs(played.w),
-            params_hash="" if self.overlap else f"{played.w:.6f}",
+            params_hash=self.hash(played),
             pack_ms=self.cost.pack_seconds * 1000,
             load_ms=self.cost.load_seconds * 1000,
             wait_ms=0.0,
             reduce_ms=(when - packed.asked_at) * 1000,
+            lr=self.lr,
         )
+
+    def hash(self, played: PlayedRank) -> str:
+        """Of what a rank adopted: its replica or, where that may be ahead of it, the consensus."""
+        adopted = played.adopted if self.overlap else played.w
+        return "" if adopted is None else f"{adopted:.6f}"
 
     def trained(self, played: PlayedRank, batch: Batch) -> None:
         """A rank is done with a batch."""

@@ -42,11 +42,17 @@ def draw(seed: int) -> Script:
     }
     run |= dice.choice([{"reduce": 0.0}, {"reduce": 0.1}, {"model_mb": 1.0, "uplink_mbit": 100.0}, {}])
     run |= dice.choice([{}, {}, {"max_failure": 2.0}, {"max_failure": 0.5}, {"max_batch_diff": 2}])
-    run |= dice.choice([{}, {}, {"divergence": 0.01}, {"divergence": 0.3}])
+    run |= dice.choice([{}, {}, {"divergence": 0.01}, {"divergence": 0.3}, {"guard": "growth", "divergence": 0.1}])
+    run |= dice.choice([{}, {}, {"lr": 0.1}, {"local": 1}, {"checkpoint_error": "disk_full"}])
+    if run["mode"] == "cpu_async":
+        run |= dice.choice([{}, {}, {"max_overshoot": 0}, {"max_overshoot": 3}])
+        run |= dice.choice([{}, {}, {"write_back": "overwrite"}, {"write_back": "blend"}])
     if dice.random() < 0.1:
         run["fixed_counts"] = ",".join(str(dice.randint(1, 5)) for _ in range(ranks))
+    elif run["mode"] != "cpu_sync" and dice.random() < 0.2:
+        run["speed_hint"] = f"{dice.randrange(ranks)},{dice.choice([1.5, 4.0, 64.0])}"
     script.run = {key: str(value) for key, value in run.items()}
-    script.acts = sorted(_acts(dice, script, batches * epochs), key=lambda act: act.at)
+    script.acts = list(_acts(dice, script, batches * epochs))
     return script
 
 
@@ -90,14 +96,17 @@ def _acts(dice: random.Random, script: Script, batches: int) -> Iterator[Act]:
             at += dice.choice([0.0, 0.002, 0.05, 0.3]) * dice.random()
         else:
             at = formed + dice.uniform(0.0, seconds)
-        yield Act(round(at, 4), _what(dice, script, paces))
+        moment = (dice.choice(["open", "commit"]), dice.choice([-1, 0, 1, 2, 5, 9])) if dice.random() < 0.3 else None
+        yield Act(moment or round(at, 4), _what(dice, script, paces))
 
 
 def _what(dice: random.Random, script: Script, paces: list[float]) -> list[str]:
     kind = dice.random()
-    if kind < 0.06:
+    if kind < 0.05:
         return [dice.choice(["stop", "stop", "abort"])]
-    if kind < 0.4:
+    if kind < 0.1:
+        return dice.choice([["lag", "5.0"], ["lr", "0.001"]])
+    if kind < 0.42:
         return [dice.choice(HOST_FAULTS), dice.choice(script.hosts).name]
     rank, fault = dice.randrange(len(paces)), dice.choice(RANK_FAULTS)
     values = {"pause": dice.choice([0.05, 0.5, 4.0]), "speed": paces[rank] * dice.choice([0.5, 2.0, 16.0])}

@@ -71,6 +71,8 @@ def test_tests_wait_for_conditions_and_never_for_time() -> None:
     allowed = {
         "tests/e2e/stage.py": 1,  # the one polling loop, for processes that nobody can subscribe to
         "tests/cli/cli_harness.py": 1,
+        "tests/worker/relay_kit.py": 1,
+        "tests/worker/tiny_controller.py": 1,
         "tests/frontend/fixture_server.py": 2,  # paces the frames of a page that is looked at by hand
         "tests/jobs/odometer.py": 1,  # a job that sleeps is how a slow device is played
         "tests/jobs/faulty.py": 1,

@@ -54,9 +54,10 @@ from backend.main import build
 from backend.runtime.settings import Settings
 
 async def main():
-    controller, app = build(Settings(port=0, data_dir=pathlib.Path({str(tmp_path)!r}),
-    job_dir=pathlib.Path("examples"))) await controller.start()
-    run = await controller.create_run(RunConfig(job="digits.py:Digits", start_mode="manual"))
+    place = pathlib.Path({str(tmp_path)!r})
+    controller, app = build(Settings(port=0, data_dir=place, job_dir=pathlib.Path("tests/jobs")))
+    await controller.start()
+    run = await controller.create_run(RunConfig(job="odometer.py:Odometer", start_mode="manual"))
     view = controller.live_view(run)
     await controller.close()
     print(view["phase"], view["params"])
@@ -65,4 +66,4 @@ asyncio.run(main())
 """
     done = run(code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("waiting {'hidden': 64"), done.stdout + done.stderr
+    assert done.stdout.startswith("waiting {'samples': 64"), done.stdout + done.stderr

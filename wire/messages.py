@@ -90,6 +90,10 @@ class TrainingPlan(Record, frozen=True):
     verify_consensus: bool
     """ranks report a hash of their averaged tensors after every round"""
     total_samples: int
+    write_back: str = "delta"
+    """what a rank that worked on while the round was open does with its own progress: overwrite, blend or delta"""
+    blend_alpha: float = 0.5
+    """blend: the consensus' share of what the rank then holds"""
 
 
 class RankProgress(Record, frozen=True):
@@ -356,9 +360,12 @@ class SyncAck(Message, frozen=True):
     load_ms: float
     """copying the consensus in"""
     wait_ms: float
-    """between the end of the last batch and the request for parameters"""
+    """between the end of the last batch and the request for parameters; where work goes on during a round, all the time
+    without work since the previous request"""
     reduce_ms: float
-    """from the request to adoption, packing and loading included"""
+    """from the request to adoption, packing and loading included; where work goes on meanwhile, those two only"""
+    lr: float | None = None
+    """learning rate of the optimizer's first parameter group; none when it has none"""
 
 
 class Update(Message, frozen=True):

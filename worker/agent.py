@@ -56,6 +56,8 @@ class Agent:
         """Dial, take part, and dial again if told to persist. Ctrl-C or SIGTERM leaves; a second one kills."""
         for path in reap_abandoned():
             log.info("removed %s, which a killed agent left behind", path)
+        devices = ", ".join(device.device.id for device in self.offer.devices)
+        log.info("offering %s of %s to %s", devices, self.offer.name, self.target.base)
         work = asyncio.create_task(self._work())
         async with self._signals_end(work):
             try:

@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from wire.messages import TensorSpec
 from worker.arena_file import ArenaError, ArenaFile
+from worker.write_back import WriteBack
 
 __all__ = ["AdoptResult", "Arena", "ArenaError", "model_layout"]
 
@@ -54,6 +55,7 @@ class Arena:
         self._out: Tensor | None = None
         self._consensus: Tensor | None = None
         self._consensus_path: Path | None = None
+        self._snapshot: dict[str, Tensor] = {}
 
     @classmethod
     def for_model(cls, model: nn.Module) -> Arena:
@@ -80,8 +82,10 @@ class Arena:
         self._consensus = None
 
     @torch.no_grad()
-    def pack(self, mass: float, mover_mass: float) -> None:
+    def pack(self, mass: float, mover_mass: float, *, keep: bool = False) -> None:
         """Write ``parameter * mass`` and ``buffer * mover_mass`` to ``out`` in f32; a zero mass writes nothing.
+
+        ``keep`` remembers the parameters as they are now, for an ``adopt`` after more batches.
 
         Zero is declared in ``SnapshotReady``, never encoded: what an idle rank holds, NaN included, stays
         with it. Raises ``ArenaError`` before ``create_out``, and when a tensor has lost the layout's shape or
@@ -93,14 +97,19 @@ class Arena:
         for spec, tensor in self._averaged():
             if masses[spec.section] > 0:
                 _scale_into(_view(self._out, spec), tensor, masses[spec.section])
+            if keep and spec.section == "params":
+                self._remember(spec, tensor)
 
     @torch.no_grad()
-    def adopt(self, *, params: bool = True, buffers: bool = True) -> AdoptResult:
-        """Copy the staged consensus into the model in place, and say how far the parameters moved.
+    def adopt(self, *, params: bool = True, buffers: bool = True, ahead: WriteBack | None = None) -> AdoptResult:
+        """Take the staged consensus into the model in place, and say how far what was packed lay from it.
 
-        A section that is not adopted keeps what it holds (a round without work). Raises ``ArenaError`` before
-        ``open_consensus`` or when the file does not fit the model.
+        Without ``ahead`` it is copied. A rank that trained on since it packed (with ``keep``) says by ``ahead`` what
+        becomes of that. A section that is not adopted keeps what it holds (a round without work). Raises
+        ``ArenaError`` before ``open_consensus``, when the file does not fit the model, or when nothing was kept.
         """
+        if ahead is not None and self.params_elements and not self._snapshot:
+            raise ArenaError("no snapshot was kept; call pack with keep before training on")
         consensus = self._mapped_consensus() if params or buffers else None
         wanted = {"params": params, "buffers": buffers}
         norms = _Norms()
@@ -109,7 +118,10 @@ class Arena:
             if consensus is not None and wanted[spec.section]:
                 after = _view(consensus, spec).to(tensor.device)
             if spec.section == "params":
-                norms.add(tensor, after)
+                packed = tensor if ahead is None else self._snapshot[spec.name]
+                norms.add(packed, after)
+                if ahead is not None and after is not None:
+                    after = ahead.merge(tensor, packed, after)
             if after is not None:
                 _copy_in_place(tensor, after)
         return norms.result()
@@ -122,11 +134,28 @@ class Arena:
             digest.update(flat.numpy().data)
         return digest.hexdigest()
 
+    def consensus_hash(self, *, params: bool, buffers: bool) -> str:
+        """blake2b-64 (hex) over these sections of the staged consensus, empty without one: equal on all ranks that
+        adopted the same, whatever each has done since."""
+        if not (params or buffers):
+            return ""
+        consensus = self._mapped_consensus()
+        start = 0 if params else self.params_elements
+        stop = self.elements if buffers else self.params_elements
+        return hashlib.blake2b(consensus[start:stop].numpy().data, digest_size=8).hexdigest()
+
     def local_state(self) -> dict[str, Tensor]:
         """CPU copies of the ``local`` tensors by name, aliases too: what a checkpoint adds to the rest."""
         tensors = _state_tensors(self._model)
         names = [spec.name for spec in self.layout if spec.section == "local"]
         return {name: tensors[name].detach().cpu().clone() for name in names}
+
+    def _remember(self, spec: TensorSpec, tensor: Tensor) -> None:
+        kept = self._snapshot.get(spec.name)
+        if kept is None:
+            self._snapshot[spec.name] = tensor.to(torch.float32, copy=True)
+        else:
+            kept.copy_(tensor)
 
     def _mapped_consensus(self) -> Tensor:
         if self._consensus_path is None:

@@ -19,6 +19,7 @@ from worker.environment import TOKEN_VARIABLE
 from worker.exits import ExitCode
 from worker.join_link import Refused, Target, base_url
 from worker.membership import Offer, Waits
+from worker.output import output_that_never_waits
 from worker.probing import PROBE_SECONDS
 from worker.versions import host_versions
 
@@ -48,10 +49,6 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _agent(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    level = getattr(logging, options.log_level.upper())
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("websockets").setLevel(logging.WARNING)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
     offer = _offer(options)
     if options.dry_run:
         print(json.dumps(_announcement(offer), indent=2))
@@ -68,7 +65,20 @@ def _agent(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     )
     patience = Patience(persist=options.persist, attempts=max(1, math.ceil(CONNECT_ATTEMPTS * scale)))
     waits = Waits(reply=30 * scale, probe=PROBE_SECONDS * scale)
-    return asyncio.run(Agent(target, offer, patience, waits).run())
+    with output_that_never_waits():
+        _log_to_stderr(options.log_level)
+        return asyncio.run(Agent(target, offer, patience, waits).run())
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        level=getattr(logging, level.upper()),
+        format="%(asctime)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
+    for noisy in ("websockets", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def _offer(options: argparse.Namespace) -> Offer:

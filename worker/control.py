@@ -1,15 +1,24 @@
 """The worker's half of the protocol as a pure machine: a message comes in, what the loop must do comes out.
 
-    state     message                   to         actions
-    idle      StartChunk                working    SetClock, Train
-    working   StartChunk                working    none when it repeats the chunk; kept for later when it is
-    another working   (chunk done)              idle       Report, or the next kept chunk idle
-    RequestParams             reducing   Pack working   RequestParams             reducing   Pack; the chunk
-    goes on after the round reducing  RequestParams, same round reducing   Resend: the arena is untouched,
-    only the attempt is new reducing  RoundCommitted            idle or working   Adopt any       Update
-    same       SetClock any       Evaluate                  same       Score any       RequestLocalState
-    same       SendLocal any       DeclareDead (own rank)    draining   Leave, as fenced any       Shutdown
-    draining   Leave draining  anything                  draining   none
+    state      message                      to               actions
+    idle       StartChunk                   working          SetClock, Train
+    working    StartChunk                   working          none: a repeated chunk is dropped, another one waits
+    working    (chunk done)                 idle             ChunkDone, or the next waiting chunk
+    idle       RequestParams                reducing         Pack
+    working    RequestParams                reducing         Pack; the chunk goes on after the round
+    reducing   RequestParams, same round    reducing         Resend: the arena is untouched, only the attempt is new
+    reducing   StartChunk                   reducing         none: it waits for the round
+    reducing   RoundCommitted               idle or working  Adopt
+    any        Update                       same             SetClock
+    any        Evaluate                     same             Score
+    any        RequestLocalState            same             SendLocal
+    any        DeclareDead (own rank)       draining         Leave, as fenced
+    any        Shutdown                     draining         Leave
+    draining   anything                     draining         none
+
+In the asynchronous modes (``overlap``) a round stops nobody: RequestParams packs between two batches and the chunk goes
+on, StartChunk starts at once, and RoundCommitted is adopted between two batches. Whatever was done since the arena was
+packed is *ahead* of the round; it counts in the next one.
 
 No clock, no tensors, no I/O. A message that has no row raises ``IllegalMessage``: somebody has a bug, and a
 rank that guesses would spoil the consensus.
@@ -88,6 +97,8 @@ class Adopt:
     round: int
     params: bool
     buffers: bool
+    ahead: bool = False
+    """batches were done since the arena was packed; what they changed must not be lost, as far as the policy says so"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +130,10 @@ class Control:
     """State of one rank. Steps are optimizer steps; ``steps_since_round`` is the realized work of the open
     window."""
 
-    def __init__(self, rank: int, gamma: float) -> None:
+    def __init__(self, rank: int, gamma: float, *, overlap: bool = False) -> None:
         self.rank = rank
         self.gamma = gamma
+        self.overlap = overlap
         self.state = State.IDLE
         self.steps = 0
         self.steps_since_round = 0
@@ -167,7 +179,7 @@ class Control:
         done = ChunkDone(epoch=self.chunk.epoch, offset=self.chunk.offset, size=self.chunk.size)
         self._last_done = _range(self.chunk)
         self.chunk = None
-        self.state = State.IDLE
+        self.state = State.IDLE if self._snapshot is None else State.REDUCING
         return done, self._begin(self._waiting.popleft()) if self._waiting else []
 
     def _start(self, chunk: StartChunk) -> list[Action]:
@@ -176,7 +188,7 @@ class Control:
             known.add(_range(self.chunk))
         if _range(chunk) in known:
             return []  # plans may be issued again; training a range twice would count its samples twice
-        if self.chunk is not None or self.state is State.REDUCING:
+        if self.chunk is not None or (self.state is State.REDUCING and not self.overlap):
             self._waiting.append(chunk)
             return []
         return self._begin(chunk)
@@ -191,7 +203,8 @@ class Control:
             raise IllegalMessage(request, self.state, f"round {self._last_round} is closed already")
         if self._snapshot is not None:
             return self._retry(request, self._snapshot)
-        self.state = State.REDUCING
+        if self.chunk is None or not self.overlap:
+            self.state = State.REDUCING
         self._packed_steps = self.steps_since_round
         self._snapshot = self._initial(request) if request.initial else self._worked(request)
         return [Pack(self._snapshot)]
@@ -235,7 +248,10 @@ class Control:
         self._snapshot = None
         self._last_round = commit.round
         adopt = Adopt(
-            commit.round, params=commit.realized, buffers=commit.realized and commit.buffers_realized
+            commit.round,
+            params=commit.realized,
+            buffers=commit.realized and commit.buffers_realized,
+            ahead=self.steps_since_round > 0,
         )
         return [adopt, *self._resume()]
 

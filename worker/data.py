@@ -47,9 +47,7 @@ class SampleFeed:
         Raises ``ValueError`` when the range leaves the dataset: some samples would be lost without a word.
         """
         if not 0 <= offset < offset + size <= self.size:
-            raise ValueError(
-                f"chunk [{offset}, {offset + size}) lies outside the dataset's {self.size} samples"
-            )
+            raise ValueError(f"chunk [{offset}, {offset + size}) lies outside the dataset's {self.size} samples")
         order = self._permutation(epoch)[offset : offset + size]
         return self._collated(order)
 

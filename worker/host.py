@@ -26,7 +26,7 @@ from wire.messages import (
     WorldFormed,
 )
 from worker.child import Child, Exit
-from worker.devices import LocalDevice, cores
+from worker.devices import DeviceError, LocalDevice, cores
 from worker.environment import child_environment, rank_environment
 from worker.exit_cause import memory_kills, rank_exit_cause, read_report, relay_exit_cause
 from worker.progress import ProgressBlock, ProgressError, Reading
@@ -61,8 +61,11 @@ class HostOrders:
         return 4 * elements * (len(self.formed.assignments) + 1) + _SPARE_BYTES
 
     def device(self, assignment: RankAssignment) -> LocalDevice:
-        """The device that a rank was given. Raises ``KeyError`` for one that this host did not offer."""
-        return {device.device.id: device for device in self.devices}[assignment.device]
+        """The device that a rank was given. Raises ``DeviceError`` for one that this host did not offer."""
+        for device in self.devices:
+            if device.device.id == assignment.device:
+                return device
+        raise DeviceError(f"rank {assignment.rank} was given {assignment.device}, which this host did not offer")
 
 
 class Host:
@@ -81,7 +84,8 @@ class Host:
 
     @classmethod
     async def start(cls, orders: HostOrders) -> Host:
-        """Start the relay and every rank. Raises ``SharedDirError``, ``OSError``, ``KeyError``; nothing runs then."""
+        """Start the relay and every rank. Raises ``SharedDirError``, ``DeviceError``, ``OSError``; nothing runs
+        then."""
         host = cls(SharedDir.create(orders.needed_bytes))
         try:
             await host._spawn_relay(orders)

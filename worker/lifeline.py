@@ -35,9 +35,7 @@ def receive_orders() -> bytes:
     os.close(empty)
     line = pipe.readline()
     if not line.endswith(b"\n"):
-        raise LifelineError(
-            "the agent's orders ended too early; this process is started by an agent, not by hand"
-        )
+        raise LifelineError("the agent's orders ended too early; this process is started by an agent, not by hand")
     if os.getppid() != agent:
         raise LifelineError("the agent died while it started this process")
     threading.Thread(target=_watch, args=(pipe,), name="lifeline", daemon=True).start()

@@ -44,6 +44,7 @@ from worker.job import describe
 from worker.progress import ProgressBlock
 from worker.rank_link import LinkLost
 from worker.trainer import Trainer
+from worker.write_back import WriteBack
 
 LOCAL_PART_BYTES = 256 * 1024
 
@@ -76,6 +77,8 @@ class WindowTimes:
     worked_until: float
     """end of the last batch, evaluation or round: from here on the rank waits"""
     requested_at: float = 0.0
+    idle_ms: float = 0.0
+    """where rounds and work overlap: waited for work since the arena was packed last"""
     wait_ms: float = 0.0
     pack_ms: float = 0.0
 
@@ -86,6 +89,8 @@ class LoopOptions:
 
     job_dir: Path
     verify_consensus: bool = True
+    write_back: WriteBack = field(default_factory=WriteBack)
+    """for the progress that was made while a round was open"""
     emulate_ms_per_batch: float | None = None
     clock: Callable[[], float] = field(default=time.perf_counter)
     sleep: Callable[[float], None] = field(default=time.sleep)
@@ -207,6 +212,7 @@ class TrainingLoop:
                     self._say_goodbye(action)
 
     def _begin_chunk(self, chunk: StartChunk) -> None:
+        self._count_idle(self.clock())
         self.trainer.job.epoch = chunk.epoch
         self._batches = self.feed.batches(chunk.epoch, chunk.offset, chunk.size)
         self._samples_left = chunk.size
@@ -222,28 +228,48 @@ class TrainingLoop:
     def _pack(self, mass: float, mover_mass: float) -> None:
         self._enter(State.REDUCING)
         now = self.clock()
+        self._count_idle(now)
         self._times.requested_at = now
-        self._times.wait_ms = (now - self._times.worked_until) * 1000
-        self.arena.pack(mass, mover_mass)
-        self._times.pack_ms = (self.clock() - now) * 1000
+        self._times.wait_ms = self._times.idle_ms + (now - self._times.worked_until) * 1000
+        self._times.idle_ms = 0.0
+        self.arena.pack(mass, mover_mass, keep=self.control.overlap)
+        packed = self._times.worked_until = self.clock()
+        self._times.pack_ms = (packed - now) * 1000
 
     def _adopt(self, order: Adopt) -> None:
         started = self.clock()
-        moved = self.arena.adopt(params=order.params, buffers=order.buffers)
+        self._count_idle(started)
+        ahead = self.options.write_back if order.ahead else None
+        moved = self.arena.adopt(params=order.params, buffers=order.buffers, ahead=ahead)
         now = self.clock()
+        load_ms = (now - started) * 1000
+        since_request_ms = (now - self._times.requested_at) * 1000
         ack = SyncAck(
             round=order.round,
             divergence=moved.divergence,
             pre_norm=moved.pre_norm,
             post_norm=moved.post_norm,
-            params_hash=self.arena.tensors_hash() if self.options.verify_consensus else "",
+            params_hash=self._hash(order) if self.options.verify_consensus else "",
             pack_ms=self._times.pack_ms,
-            load_ms=(now - started) * 1000,
+            load_ms=load_ms,
             wait_ms=self._times.wait_ms,
-            reduce_ms=(now - self._times.requested_at) * 1000,
+            reduce_ms=self._times.pack_ms + load_ms if self.control.overlap else since_request_ms,
+            lr=self.trainer.learning_rate(),
         )
         self._rest()
         self.link.send(ack)
+
+    def _hash(self, order: Adopt) -> str:
+        """Of what all ranks must share: the replica or, where each may be ahead of it, the consensus itself."""
+        if self.control.overlap:
+            return self.arena.consensus_hash(params=order.params, buffers=order.buffers)
+        return self.arena.tensors_hash()
+
+    def _count_idle(self, now: float) -> None:
+        """Where rounds and work overlap, waiting for work is spread over the window; elsewhere it ends in the round."""
+        if self.control.overlap:
+            self._times.idle_ms += (now - self._times.worked_until) * 1000
+            self._times.worked_until = now
 
     def _rest(self) -> None:
         """Whatever was in the way of training is over; from here on the rank works or waits."""

@@ -34,7 +34,7 @@ from wire.messages import (
     WorldFormed,
 )
 from wire.sealing import run_secret
-from worker.devices import LocalDevice
+from worker.devices import DeviceError, LocalDevice
 from worker.exits import ExitCode
 from worker.host import PATIENCE_SECONDS, Host, HostOrders
 from worker.join_link import JoinLink, LinkEnded, Target
@@ -116,7 +116,7 @@ class Membership:
         try:
             await self.link.send(self.offer.hello())
             accept = await self._admission()
-            log.info("admitted to run %s as host %s", accept.run_id, accept.host_id)
+            log.info("admitted to run %s as host %s; waiting for its world to form", accept.run_id, accept.host_id)
             await _first_to_end(self._obey(accept), self._beat(accept), self._listen_for_silence(accept))
         except _Over as over:
             return over.outcome
@@ -216,7 +216,7 @@ class Membership:
         try:
             self.host = await Host.start(self._orders(formed, accept))
             self._hosting.set()
-        except (SharedDirError, OSError, KeyError) as error:
+        except (SharedDirError, DeviceError, OSError) as error:
             text = f"the ranks cannot start on this host: {error}"
             log.error("%s", text)
             await self._say_goodbye(text)

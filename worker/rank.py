@@ -30,6 +30,7 @@ from worker.rank_link import LinkLost, RankLink
 from worker.seeding import seed_everything
 from worker.specs import RankSpec
 from worker.trainer import Trainer
+from worker.write_back import WriteBack
 
 _MAX_MESSAGE = 2000
 _MAX_LINES = 4096
@@ -61,15 +62,15 @@ def main() -> int:
 def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
     """Build the job and serve until told to leave. Raises whatever goes wrong."""
     workload = build_workload(spec)
-    control = Control(spec.rank, spec.plan.gamma)
+    plan = spec.plan
+    control = Control(spec.rank, plan.gamma, overlap=plan.mode.endswith("_async"))
     options = LoopOptions(
         job_dir=Path(spec.job_dir),
-        verify_consensus=spec.plan.verify_consensus,
+        verify_consensus=plan.verify_consensus,
+        write_back=WriteBack(plan.write_back, plan.blend_alpha),
         emulate_ms_per_batch=spec.emulate_ms_per_batch,
     )
-    seed_everything(
-        spec.plan.seed + spec.rank
-    )  # dropout and augmentation differ by rank; what was built does not
+    seed_everything(plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
     order = TrainingLoop(control, link, workload, progress, options).run()
     if order.fenced:
         raise Fenced(f"the cohort goes on without this rank: {order.reason}")
@@ -103,9 +104,7 @@ def build_workload(spec: RankSpec) -> Workload:
     return Workload(trainer, feed, arena, eval_dataset)
 
 
-def report_failure(
-    error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None
-) -> int:
+def report_failure(error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None) -> int:
     """Write down and tell why this rank ends. Returns the exit code, which is never 0: nobody told it to
     leave."""
     text = "".join(traceback.format_exception(error))
@@ -132,9 +131,7 @@ def _tell(failed: RankFailed, link: RankLink | None) -> None:
     try:
         link.send(failed)
     except LinkLost as error:
-        print(
-            f"the relay could not be told: {error}", file=sys.stderr
-        )  # the report file says it all the same
+        print(f"the relay could not be told: {error}", file=sys.stderr)  # the report file says it all the same
 
 
 def _sentence(error: BaseException) -> str:

@@ -42,9 +42,7 @@ class RankLink:
                 return cls(BlockingLink.connect(path))
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    text = (
-                        f"the relay's socket {path.name} did not open within {patience:g} s: {error.strerror}"
-                    )
+                    text = f"the relay's socket {path.name} did not open within {patience:g} s: {error.strerror}"
                     raise LinkLost(text) from error
             time.sleep(_RETRY_SECONDS)
 

@@ -71,6 +71,14 @@ class Trainer:
                 self.scheduler.step()
             self._clock += 1
 
+    def learning_rate(self) -> float | None:
+        """The rate of the optimizer's first parameter group; none when that has no finite one."""
+        rate = self.optimizer.param_groups[0].get("lr")
+        if not isinstance(rate, int | float | torch.Tensor):
+            return None
+        value = float(rate)
+        return value if math.isfinite(value) else None
+
     def move(self, value: Any) -> Any:
         """The same nest of lists, tuples and dicts with every tensor on the rank's device."""
         return value if self.device.type == "cpu" else _move(value, self.device)

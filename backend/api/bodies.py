@@ -56,9 +56,20 @@ class RunCreate(Body):
     initial_anchor: Count = 10
     min_anchor: Count | None = None
     max_anchor: Count = 1000
-    overhead_target: Ratio = 0.05
+    overhead_target: Ratio = 0.04
     max_batch_diff: Count | None = None
     fixed_counts: Annotated[list[Count], Field(max_length=4096)] | None = None
+    speed_hint: Annotated[list[Ratio], Field(min_length=2, max_length=2)] | None = None
+    guard: Text = "level"
+    guard_threshold: Ratio | None = None
+    meta_controller: bool = True
+    relax_up: bool = False
+    outer_optimizer: Text = "none"
+    outer_lr: Ratio = 0.7
+    outer_momentum: Ratio = 0.9
+    max_overshoot: Count | None = None
+    write_back: Text = "delta"
+    blend_alpha: Ratio = 0.5
     heartbeat_seconds: Seconds = 1.0
     heartbeat_timeout_seconds: Seconds = 30.0
     forming_seconds: Seconds = 120.0
@@ -71,6 +82,9 @@ class RunCreate(Body):
         values = self.model_dump()
         if self.fixed_counts is not None:
             values["fixed_counts"] = tuple(self.fixed_counts)
+        if self.speed_hint is not None:
+            rank, ratio = self.speed_hint
+            values["speed_hint"] = (int(rank) if rank == int(rank) else rank, ratio)
         return RunConfig(**values)
 
 

@@ -37,7 +37,7 @@ class Expectation(Answer):
     anchor: int
     anchor_rank: int | None
     window_batches: int
-    window_seconds: float = Field(description="the round included")
+    window_seconds: float = Field(description="with as much of the round as does not overlap work")
     round_seconds: float
     windows: int
     epoch_seconds: float

@@ -134,6 +134,13 @@ class Evaluation(Answer):
     metrics: dict[str, float]
 
 
+class Guard(Answer):
+    """What guard and meta-controller said about the last round."""
+
+    verdict: str | None
+    reason: str | None
+
+
 class Throughput(Answer):
     """Rates of the last window; ``efficiency`` is the run's mean against the sum of its ranks' own rates."""
 
@@ -226,6 +233,7 @@ class RunView(Answer):
     samples_total: int | None
     ranks: list[Rank]
     decision: str | None
+    guard: Guard | None = None
     loss: float | None
     eval: Evaluation | None
     throughput: Throughput
@@ -261,6 +269,8 @@ class Round(Answer):
     bytes_down: int | None
     decision: str | None
     params_hash: str | None
+    verdict: str | None
+    verdict_reason: str | None
 
 
 class Epoch(Answer):

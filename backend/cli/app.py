@@ -109,9 +109,9 @@ def demo(
     data_dir: Annotated[Path, typer.Option(help="Tokens, database, checkpoints and logs.")] = Path("var"),
     job_dir: Annotated[Path, typer.Option(help="Where the job is, for the controller and the agents.")] = Path("."),
     job: Annotated[str, typer.Option(help="path/file.py:Name.")] = "examples/digits.py:Digits",
-    epochs: Annotated[int, typer.Option(min=1)] = 30,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    speeds: Annotated[str, typer.Option(help="Milliseconds per batch, one agent each.")] = "20,40,80",
+    epochs: Annotated[int, typer.Option(min=1)] = 12,
+    batch_size: Annotated[int, typer.Option(min=1)] = 12,
+    speeds: Annotated[str, typer.Option(help="Milliseconds per batch, one agent each.")] = "40,80,160",
 ) -> None:
     """A controller, three agents of unequal speed and a run, on this machine."""
     from backend.cli.client import CliError
@@ -143,7 +143,7 @@ def _speeds(text: str) -> tuple[float, ...]:
     try:
         speeds = tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise typer.BadParameter("write milliseconds like 20,40,80", param_hint="--speeds") from error
+        raise typer.BadParameter("write milliseconds like 40,80,160", param_hint="--speeds") from error
     if not 2 <= len(speeds) <= 8 or not all(0 < speed <= 60_000 for speed in speeds):
         raise typer.BadParameter("two to eight agents, each above 0 and at most 60000 ms", param_hint="--speeds")
     return speeds
@@ -189,7 +189,7 @@ def create_run(
     setting: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any other setting of a run.")
     ] = None,
-    mode: Annotated[str | None, typer.Option(help="cpu_cadence or cpu_sync.")] = None,
+    mode: Annotated[str | None, typer.Option(help="cpu_cadence, cpu_sync or cpu_async.")] = None,
     epochs: Annotated[int | None, typer.Option()] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step, on each rank.")] = None,
     start_mode: Annotated[str | None, typer.Option(help="auto, manual or hybrid.")] = None,

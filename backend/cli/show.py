@@ -25,7 +25,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Rows under their columns; in a pipe without the columns, a tab between values."""
     if not sys.stdout.isatty():
         for row in rows:
@@ -36,7 +36,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str = ""
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(*columns, title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    shown = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for row in rows:
         shown.add_row(*(Text(_plain(value)) for value in row))
     Console().print(shown)
@@ -59,22 +59,19 @@ def runs(items: Sequence[Row]) -> None:
     if not items:
         say("No runs yet; make one with `python -m backend runs create JOB`, or try `python -m backend demo`.")
         return
-    columns = ("run", "name", "phase", "job", "ranks", "epochs", "rounds", "loss", "deaths", "created", "reason")
     table(
-        columns,
+        ("run", "name", "phase", "job", "ranks", "epochs", "rounds", "loss", "deaths"),
         [
             (
                 item["id"],
                 item["name"],
-                _phase(item),
-                item["job"],
-                item["world_size"],
+                item["phase"],
+                item["job"].rpartition(":")[2],
+                _ranks_of(item),
                 f"{item['epochs_done'] or 0}/{item['epochs']}",
                 item["rounds_done"],
                 number(item["loss"]),
                 item["deaths"],
-                item["created_at"],
-                item["reason"],
             )
             for item in items
         ],
@@ -144,17 +141,15 @@ def _members(view: Row) -> None:
 
 def _ranks(view: Row) -> None:
     table(
-        ("rank", "host", "device", "state", "planned", "realized", "anchor", "ms/batch", "steps", "loss"),
+        ("rank", "host", "device", "state", "done/planned", "ms/batch (emulated)", "steps", "loss"),
         [
             (
                 item["rank"],
                 item["host_name"],
                 item["device"],
                 item["state"],
-                item["planned"],
-                item["realized"],
-                "anchor" if item["anchor"] else "",
-                number(item["ms_per_batch"]) + (" emulated" if item["emulated_ms"] else ""),
+                f"{item['realized']}/{item['planned']}" + (" anchor" if item["anchor"] else ""),
+                number(item["ms_per_batch"]) + (f" ({number(item['emulated_ms'])})" if item["emulated_ms"] else ""),
                 item["steps"],
                 number(item["loss"]),
             )
@@ -165,6 +160,10 @@ def _ranks(view: Row) -> None:
 
 def _phase(item: Row) -> str:
     return f"{item['phase']} (emulated speeds)" if item["emulated"] else str(item["phase"])
+
+
+def _ranks_of(item: Row) -> str:
+    return f"{item['world_size'] or 0} emulated" if item["emulated"] else str(item["world_size"] or 0)
 
 
 def _progress(view: Row) -> str:

@@ -31,6 +31,7 @@ from backend.core.vocabulary import (
     Event,
     ExpectRelays,
     HostSaid,
+    Lagged,
     LinkLost,
     Operator,
     RankSaid,
@@ -148,6 +149,8 @@ class Cohort:
                 self._out += self.membership.link_lost(link, reason, now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
+            case Lagged(seconds=seconds):
+                self._out += self.membership.lagged(seconds)
             case Operator(act="abort" | "stop" as act, arguments=arguments):
                 by = str(arguments.get("by", "operator"))
                 self._close_the_door(
@@ -235,6 +238,8 @@ class Cohort:
             gamma=config.gamma,
             verify_consensus=config.verify_consensus,
             total_samples=dataset_size,
+            write_back=config.write_back,
+            blend_alpha=config.blend_alpha,
         )
         assignments = world.assignments(seat.host)
         formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
@@ -264,11 +269,12 @@ class Cohort:
         """No world comes of this window: every host that came is told why."""
         self._door_phase = "failed"
         self._door_end = End("failed", reason)
-        for link in self.window.links():
-            self._out += [SendHost(link, RunEnded(phase="failed", reason=reason)), CloseLink(link, reason)]
         row = {"phase": "failed", "reason": reason, "stopped_by": by}
         event = {"kind": "run_failed", "level": "warning" if by else "error", "text": reason}
-        self._out += [Record("runs", row, durable=True), Record("events", event, durable=True), self._door_end]
+        self._out += [Record("events", event, durable=True), Record("runs", row, durable=True)]
+        for link in self.window.links():
+            self._out += [SendHost(link, RunEnded(phase="failed", reason=reason)), CloseLink(link, reason)]
+        self._out.append(self._door_end)
 
     # ------------------------------------------------------------------------------------ once the world is frozen
 
@@ -280,7 +286,7 @@ class Cohort:
             case RankSaid(rank=rank, message=message):
                 self._rank_said(march, rank, message, now)
             case RoundFinished():
-                march.round_finished(event)
+                march.round_finished(event, now)
             case RoundBroken():
                 march.round_broken(event, now)
             case CheckpointWritten():
@@ -295,6 +301,8 @@ class Cohort:
                     march.lose_host(seat, f"the host's link was lost: {reason}", now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
+            case Lagged(seconds=seconds):
+                self._out += self.membership.lagged(seconds)
             case Operator(act=act, arguments=arguments):
                 self._operate(march, act, arguments, now)
             case Tick():
@@ -331,11 +339,12 @@ class Cohort:
         self.liveness.heard(seat.host, now)
         training = march.phase == "training"
         match message:
-            case BatchDone() if training:
-                march.training.batch_done(rank, message, now)
-            case ChunkDone() if training:
+            case BatchDone() | ChunkDone() if training:
                 try:
-                    self._out += march.training.chunk_done(rank, message)
+                    if isinstance(message, ChunkDone):
+                        self._out += march.training.chunk_done(rank, message)
+                    else:
+                        march.training.batch_done(rank, message, now)
                 except WorkError as error:
                     march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():
@@ -347,7 +356,7 @@ class Cohort:
             case EvalResult():
                 self._out += march.evaluations.result(rank, message)
             case LocalState():
-                self._out += march.checkpoints.local_state(rank, message)
+                self._out += march.checkpoints.local_state(rank, message, now)
             case RankFailed():
                 seat.failure = message
             case Exiting():

@@ -3,14 +3,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MODES = ("cpu_sync", "cpu_cadence")
-"""Modes that run today; the collective and asynchronous ones are refused by name until they do."""
-PLANNED_MODES = ("cpu_async", "nccl_sync", "nccl_cadence")
+MODES = ("cpu_sync", "cpu_cadence", "cpu_async")
+"""Modes that run today; the collective ones are refused by name until they do."""
+PLANNED_MODES = ("nccl_sync", "nccl_cadence")
 START_MODES = ("auto", "manual", "hybrid")
+GUARDS = ("level", "growth", "none")
+OUTER_OPTIMIZERS = ("none", "nesterov")
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
+"""defaults of the outer optimizer, and what they must stay at while there is none"""
+MAX_OUTER_LR = 10.0
+WRITE_BACKS = ("overwrite", "blend", "delta")
+BLEND_ALPHA = 0.5
+MAX_HINT_RATIO = 64.0
+"""ElChe counts no device as faster than this many times another"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +59,33 @@ class RunConfig:
     """batches that the slow device does per window before tuning"""
     min_anchor: int | None = None
     max_anchor: int = 1000
-    overhead_target: float = 0.05
+    overhead_target: float = 0.04
     max_batch_diff: int | None = None
     fixed_counts: tuple[int, ...] | None = None
     """allotments by rank, forced: for experiments and exactness tests"""
+    speed_hint: tuple[int, float] | None = None
+    """(the slow rank, how many times as fast every other rank is): first allotments before anything is timed"""
+    guard: str = "level"
+    """who watches that replicas do not drift apart: level, growth or none"""
+    guard_threshold: float | None = None
+    """divergence that the level guard tolerates; none takes its default"""
+    meta_controller: bool = True
+    """shorten the window when the learning rate falls off a cliff or the guard keeps objecting"""
+    relax_up: bool = False
+    """asynchronous modes: grow the anchor by one batch for every verdict that finds the replicas close"""
+
+    outer_optimizer: str = "none"
+    """what a round makes of the average: adopt it as it is (none), or take the way from the last consensus to it as one
+    step of an optimizer of the cohort (nesterov, which is DiLoCo)"""
+    outer_lr: float = OUTER_LR
+    outer_momentum: float = OUTER_MOMENTUM
+
+    max_overshoot: int | None = None
+    """asynchronous modes: batches that a rank may work ahead of its allotment; none fits it to the round's duration"""
+    write_back: str = "delta"
+    """asynchronous modes: what a rank does with the progress that it made while the round was open"""
+    blend_alpha: float = BLEND_ALPHA
+    """``write_back`` blend: the consensus' share"""
 
     heartbeat_seconds: float = 1.0
     heartbeat_timeout_seconds: float = 30.0
@@ -61,7 +94,7 @@ class RunConfig:
     stall_seconds: float = 300.0
     """a reduce or a chunk that makes no progress for this long ends the run"""
     max_failure: float | None = None
-    """tolerated deaths: a count from 1 up, a fraction of the world below 1, none tolerates all but the last"""
+    """deaths that end the run: a count from 1 up, below 1 a share of the world, 0 any; none goes on to the last"""
     verify_consensus: bool = True
 
     def problems(self) -> list[Problem]:
@@ -74,6 +107,10 @@ class RunConfig:
 
     def _problems(self) -> Iterator[Problem]:
         yield from self._training_problems()
+        yield from self._scheduler_problems()
+        yield from self._guard_problems()
+        yield from self._outer_problems()
+        yield from self._lookahead_problems()
         yield from self._window_problems()
         yield from self._time_problems()
 
@@ -86,13 +123,89 @@ class RunConfig:
             )
         elif self.mode not in MODES:
             yield Problem("mode", "mode_unknown", f"{self.mode!r} is not a mode; use one of {', '.join(MODES)}")
-        for name in ("batch_size", "epochs", "initial_anchor", "max_anchor"):
+        for name in ("batch_size", "epochs"):
             if getattr(self, name) < 1:
                 yield Problem(name, "below_minimum", f"{name} must be at least 1, not {getattr(self, name)}")
+
+    def _scheduler_problems(self) -> Iterator[Problem]:
+        for name in ("initial_anchor", "min_anchor", "max_anchor", "max_batch_diff"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                yield Problem(name, "below_minimum", f"{name} must be at least 1, not {value}")
         if not 0.01 <= self.overhead_target <= 0.5:
             yield Problem("overhead_target", "out_of_range", "overhead_target must lie between 0.01 and 0.5")
+        if self.fixed_counts is not None and len(self.fixed_counts) < 2:
+            yield Problem("fixed_counts", "too_few", "fixed_counts names one allotment for each of at least 2 ranks")
         if self.fixed_counts is not None and any(count < 1 for count in self.fixed_counts):
             yield Problem("fixed_counts", "below_minimum", "every forced allotment must be at least 1 batch")
+        if self.speed_hint is None:
+            return
+        rank, ratio = self.speed_hint
+        if rank < 0 or rank != int(rank):
+            yield Problem("speed_hint", "rank_invalid", f"the hinted slow rank must be a rank's number, not {rank:g}")
+        if not 1.0 <= ratio <= MAX_HINT_RATIO:
+            yield Problem(
+                "speed_hint",
+                "out_of_range",
+                f"the hinted ratio must lie between 1 and {MAX_HINT_RATIO:g}: how many times as fast the others are",
+            )
+        if self.fixed_counts is not None or self.mode.endswith("_sync"):
+            what = f"in {self.mode}" if self.fixed_counts is None else "beside forced allotments"
+            yield Problem("speed_hint", "hint_unused", f"a speed hint has no effect {what}; leave it out")
+
+    def _guard_problems(self) -> Iterator[Problem]:
+        if self.guard not in GUARDS:
+            yield Problem("guard", "guard_unknown", f"{self.guard!r} is no guard; use one of {', '.join(GUARDS)}")
+        if self.guard_threshold is not None:
+            if not 0.0 < self.guard_threshold < math.inf:
+                yield Problem("guard_threshold", "out_of_range", "guard_threshold must be a number above 0")
+            if self.guard != "level":
+                yield Problem(
+                    "guard_threshold", "threshold_unused", "guard_threshold belongs to the level guard; leave it out"
+                )
+        if self.relax_up and not self.mode.endswith("_async"):
+            yield Problem("relax_up", "relax_up_needs_async", f"relax_up has no place in {self.mode}; leave it out")
+        if self.relax_up and self.guard == "none":
+            yield Problem(
+                "relax_up", "relax_up_without_guard", "without a guard relax_up would grow the anchor without bound"
+            )
+
+    def _outer_problems(self) -> Iterator[Problem]:
+        if self.outer_optimizer not in OUTER_OPTIMIZERS:
+            known = ", ".join(OUTER_OPTIMIZERS)
+            text = f"{self.outer_optimizer!r} is no outer optimizer; use one of {known}"
+            yield Problem("outer_optimizer", "outer_optimizer_unknown", text)
+        if not 0.0 < self.outer_lr <= MAX_OUTER_LR:
+            text = f"outer_lr must lie above 0 and be at most {MAX_OUTER_LR:g}, not {self.outer_lr:g}"
+            yield Problem("outer_lr", "out_of_range", text)
+        if not 0.0 <= self.outer_momentum < 1.0:
+            text = f"outer_momentum must be at least 0 and below 1, not {self.outer_momentum:g}"
+            yield Problem("outer_momentum", "out_of_range", text)
+        if self.outer_optimizer == "none":
+            for name, default in (("outer_lr", OUTER_LR), ("outer_momentum", OUTER_MOMENTUM)):
+                text = f"{name} has no effect without an outer optimizer; leave it out"
+                if getattr(self, name) != default:
+                    yield Problem(name, "outer_unused", text)
+
+    def _lookahead_problems(self) -> Iterator[Problem]:
+        overlaps = self.mode.endswith("_async")
+        if self.write_back not in WRITE_BACKS:
+            known = ", ".join(WRITE_BACKS)
+            yield Problem("write_back", "write_back_unknown", f"{self.write_back!r} is no write-back; use {known}")
+        elif self.write_back != "delta" and not overlaps:
+            yield Problem("write_back", "write_back_unused", f"nobody works ahead in {self.mode}; leave write_back out")
+        if not 0.0 < self.blend_alpha <= 1.0:
+            yield Problem("blend_alpha", "out_of_range", "blend_alpha must lie above 0 and be at most 1")
+        elif self.blend_alpha != BLEND_ALPHA and self.write_back != "blend":
+            yield Problem("blend_alpha", "alpha_unused", "blend_alpha belongs to the write-back blend; leave it out")
+        if self.max_overshoot is None:
+            return
+        if self.max_overshoot < 0:
+            what = "max_overshoot must not be negative; 0 waits at the round as cpu_cadence does"
+            yield Problem("max_overshoot", "below_minimum", what)
+        if not overlaps:
+            what = f"nobody works ahead in {self.mode}; leave max_overshoot out"
+            yield Problem("max_overshoot", "overshoot_unused", what)
 
     def _window_problems(self) -> Iterator[Problem]:
         if self.start_mode not in START_MODES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from backend.core.errands import Errands
 from backend.core.vocabulary import CheckpointWritten, Effect, Record, SendRank, WriteCheckpoint
 from wire.messages import EvalResult, Evaluate, LocalState, RequestLocalState
 
@@ -16,7 +17,8 @@ from wire.messages import EvalResult, Evaluate, LocalState, RequestLocalState
 class EvaluationDesk:
     """Which rank scores which epoch, and the newest result."""
 
-    def __init__(self) -> None:
+    def __init__(self, errands: Errands) -> None:
+        self._errands = errands
         self.pending: dict[int, int] = {}
         """rank by epoch"""
         self.latest: EvalResult | None = None
@@ -31,6 +33,7 @@ class EvaluationDesk:
         if self.pending.get(message.epoch) != rank:
             return []
         del self.pending[message.epoch]
+        self._errands.paid("evaluation", message.elapsed_ms)
         if message.error:
             text = f"Evaluation after epoch {message.epoch + 1} failed on rank {rank}: {message.error}"
             return [Record("events", {"kind": "evaluation_failed", "level": "error", "text": text})]
@@ -54,13 +57,15 @@ class _Open:
     reason: str
     manifest: dict[str, Any]
     rank: int | None
+    asked_at: float
     parts: dict[int, bytes] = field(default_factory=dict)
 
 
 class CheckpointDesk:
     """One checkpoint at a time: collect the tensors that are not averaged, then have it written."""
 
-    def __init__(self) -> None:
+    def __init__(self, errands: Errands) -> None:
+        self._errands = errands
         self.number = 0
         self.written: list[dict[str, Any]] = []
         self._open: _Open | None = None
@@ -69,17 +74,17 @@ class CheckpointDesk:
     def busy(self) -> bool:
         return self._open is not None
 
-    def begin(self, reason: str, manifest: dict[str, Any], rank: int | None) -> list[Effect]:
+    def begin(self, reason: str, manifest: dict[str, Any], rank: int | None, now: float) -> list[Effect]:
         """Start one. ``rank`` is asked for its local tensors; none when the model has no such tensor or nobody
         lives."""
         assert self._open is None, "a checkpoint is already being made"
         self.number += 1
-        self._open = _Open(reason=reason, manifest=manifest, rank=rank)
+        self._open = _Open(reason=reason, manifest=manifest, rank=rank, asked_at=now)
         if rank is None:
             return self._write(b"")
         return [SendRank(rank, RequestLocalState(checkpoint=self.number))]
 
-    def local_state(self, rank: int, message: LocalState) -> list[Effect]:
+    def local_state(self, rank: int, message: LocalState, now: float) -> list[Effect]:
         """A part arrived; with the last one the checkpoint is written."""
         current = self._open
         if current is None or current.rank != rank or message.checkpoint != self.number:
@@ -87,15 +92,16 @@ class CheckpointDesk:
         current.parts[message.part] = message.data
         if len(current.parts) < message.parts:
             return []
+        self._errands.paid("checkpoint", (now - current.asked_at) * 1000.0)
         return self._write(b"".join(current.parts[part] for part in range(message.parts)))
 
-    def rank_died(self, rank: int, substitute: int | None) -> list[Effect]:
+    def rank_died(self, rank: int, substitute: int | None, now: float) -> list[Effect]:
         """Ask another rank from the start."""
         current = self._open
         if current is None or current.rank != rank:
             return []
         current.parts.clear()
-        current.rank = substitute
+        current.rank, current.asked_at = substitute, now
         if substitute is None:
             return self._write(b"")
         return [SendRank(substitute, RequestLocalState(checkpoint=self.number))]

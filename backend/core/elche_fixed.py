@@ -7,6 +7,7 @@ from typing import Any
 
 from backend.core.elche_rules import Decision, Phase, Rates, Saved, read_saved
 from backend.core.timing import WindowReport
+from backend.core.verdicts import Verdict
 
 
 class FixedCounts:
@@ -39,6 +40,11 @@ class FixedCounts:
         """The smallest allotment; 0 when no rank is left."""
         return min(self._counts.values(), default=0)
 
+    @property
+    def opening(self) -> str:
+        """Why the allotments before the first round are what they are: the same as in every other."""
+        return self._reason
+
     def smoothed(self, rank: int) -> float:
         """The rank's ms a batch; 0 when unknown."""
         return self._rates.smoothed(rank)
@@ -46,10 +52,17 @@ class FixedCounts:
     def set_max_total(self, batches: int) -> None:
         """Forced allotments are not cut; the end of an epoch is split by ``work.window_plan``."""
 
+    def stage_slack(self, ms: Mapping[int, float]) -> None:
+        """Forced allotments make no room for errands."""
+
     def report_window(self, report: WindowReport) -> Decision:
         """Note the rates; the counts stay."""
         self._rates.observe(report)
-        return Decision(dict(self._counts), self.anchor, None, False, self._reason)
+        return self._decision()
+
+    def apply(self, verdict: Verdict) -> Decision:
+        """No verdict moves a forced allotment: neither growth nor a nudge (C20)."""
+        return self._decision()
 
     def drop(self, rank: int) -> Decision:
         """A rank died or left; the others keep their counts. Raises ``ValueError`` for an unknown rank."""
@@ -58,6 +71,9 @@ class FixedCounts:
         del self._counts[rank]
         self._rates.drop(rank)
         return Decision(dict(self._counts), self.anchor, None, True, f"Rank {rank} left the cohort. {self._reason}")
+
+    def _decision(self) -> Decision:
+        return Decision(dict(self._counts), self.anchor, None, False, self._reason)
 
     def state(self) -> dict[str, Any]:
         """The measured rates, in the form of ``ElChe.state``."""

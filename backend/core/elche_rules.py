@@ -1,5 +1,5 @@
 """ElChe's arithmetic: smoothed rates, who sets the pace, how many batches that gives, how the epoch caps them
-(behaviour C1, C7, C12, C19)."""
+(behaviour C1, C3, C7, C11, C12, C19)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,24 @@ COUNTS_HISTORY = 10
 STABLE_AFTER = 5
 MATURE_AFTER = 20
 SAME_RATE_MS = 1e-6
+DRIFT = 0.30
+"""two readings in a row that are both this far from the mean of the earlier ones are a new pace, not noise"""
+DRIFT_AGREEMENT = 0.15
+"""the two readings of a new pace differ by no more than this"""
+SLACK_FLOOR_MS = 100.0
+SLACK_FLOOR_SHARE = 0.05
+"""an errand that costs less than either floor (a share of the anchor's window) is not worth a change"""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedHint:
+    """What is believed before anything is measured (C3, C4): this rank is the slow one, and how many times as fast
+    every other rank is; 1 leaves the shares equal."""
+
+    slow_rank: int
+    ratio: float = 1.0
+    configured: bool = True
+    """the operator said so; else it was guessed from the devices' names and memory"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +62,9 @@ class Decision:
 
 
 class Rates:
-    """Each rank's recent cost in ms a batch: the plain mean of its last five readings, 0 when there are none."""
+    """Each rank's recent cost in ms a batch: the plain mean of its last five readings, 0 when there are none. A rank
+    that changed its pace for good loses the readings from before, so that a drift is followed within three windows
+    (decision 0009)."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._readings: dict[int, deque[float]] = {rank: deque(maxlen=TRUST_WINDOW) for rank in sorted(set(ranks))}
@@ -59,6 +79,9 @@ class Rates:
             ms, batches = report.ms.get(rank, 0.0), report.batches.get(rank, 0)
             if batches > 0 and ms > 0.0 and math.isfinite(ms):
                 readings.append(ms / batches)
+                if _drifted(readings):
+                    for _ in range(len(readings) - 2):
+                        readings.popleft()
                 self._misses[rank] = 0
                 continue
             self._misses[rank] += 1
@@ -93,6 +116,18 @@ class Rates:
                 readings.append(smoothed[rank])
 
 
+def _drifted(readings: deque[float]) -> bool:
+    """Whether the two newest readings agree with each other and not with the mean of those before."""
+    if len(readings) < 3:
+        return False
+    *earlier, one, two = readings
+    low, high = min(one, two), max(one, two)
+    if high - low > DRIFT_AGREEMENT * low:
+        return False
+    mean = sum(earlier) / len(earlier)
+    return low > (1.0 + DRIFT) * mean or high * (1.0 + DRIFT) < mean
+
+
 def elect(smoothed: Mapping[int, float], current: int | None) -> int | None:
     """The rank that sets the pace (C7): the sitting one while it is among the slow and none there dominates it, else
     the lowest rank among the slow. None when no rank has a rate."""
@@ -122,6 +157,29 @@ def capped(counts: Mapping[int, int], total: int) -> dict[int, int]:
     if leftover > 0:
         result[max(result, key=lambda rank: (result[rank], rank))] += leftover
     return result
+
+
+def hinted_counts(ranks: Iterable[int], anchor: int, hint: SpeedHint | None) -> dict[int, int]:
+    """The first allotments: the anchor for everybody, or for the hinted slow rank and in proportion for the others
+    (C3)."""
+    if hint is None:
+        return dict.fromkeys(ranks, anchor)
+    faster = max(1, round_half_away(anchor * min(hint.ratio, MAX_SPEED_RATIO)))
+    return {rank: anchor if rank == hint.slow_rank else faster for rank in ranks}
+
+
+def may_relax(anchor: int, rates: Iterable[float], max_batch_diff: int | None) -> bool:
+    """Whether one batch more for the anchor keeps the fastest rank within ``max_batch_diff`` of it (C11)."""
+    known = [ms for ms in rates if ms > 0.0]
+    if max_batch_diff is None or not known:
+        return True
+    ahead = round_half_away((anchor + 1) * min(max(known) / min(known), MAX_SPEED_RATIO)) - (anchor + 1)
+    return ahead <= max_batch_diff
+
+
+def slack_batches(slack_ms: float, ms: float) -> int:
+    """Batches that a rank of ``ms`` a batch cannot do while it is away on an errand of ``slack_ms`` (C12.2)."""
+    return math.ceil(slack_ms / ms) if slack_ms > 0.0 and ms > 0.0 else 0
 
 
 def round_half_away(value: float) -> int:

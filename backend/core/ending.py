@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backend.core.cycle import OpenedRound
+from backend.core.world import World
+
 STEPS = ("scoring", "saving", "leaving", "over")
 
 
@@ -30,3 +33,19 @@ class Ending:
         """On to a later step."""
         assert STEPS.index(step) > STEPS.index(self.step), f"{self.step} -> {step}"
         self.step, self.deadline = step, deadline
+
+
+def trained(epochs: int) -> str:
+    """The reason of a run that did all that it was asked for."""
+    return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"
+
+
+def stalled(opened: OpenedRound | None, world: World) -> tuple[str, str]:
+    """What did not happen in time, the round or a batch, and who is waited for."""
+    if opened is not None:
+        late = sorted(rank for rank in world.alive() if rank in opened.ranks and rank not in opened.acks)
+        what = f"ReduceStall: round {opened.round} did not close"
+    else:
+        late = [rank for rank in world.alive() if world.ranks[rank].state == "working"]
+        what = "TrainStall: no rank finished a batch"
+    return what, ", ".join(world.where(rank) for rank in late) or "nobody in particular"

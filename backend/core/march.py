@@ -12,12 +12,14 @@ from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
 from backend.core.deaths import Casualty, death_records
 from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.elche import scheduler_for
-from backend.core.ending import Ending
+from backend.core.ending import Ending, stalled, trained
+from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, tolerance
+from backend.core.lookahead import training_for
+from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
-from backend.core.training import Training
+from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
     CheckpointWritten,
     CloseLink,
@@ -62,10 +64,12 @@ class March:
         """who asked to stop, once somebody did"""
         self.out: list[Effect] = []
         self.forming = Forming(world, now + config.forming_seconds)
-        self.training = Training(config, world, dataset_size, scheduler_for(config, list(world.ranks)))
+        scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
+        self.training = training_for(config, world, dataset_size, scheduler)
         self.cycle = Cycle(0, 0)
-        self.evaluations = EvaluationDesk()
-        self.checkpoints = CheckpointDesk()
+        self.errands = Errands(world, scheduler.smoothed)
+        self.evaluations = EvaluationDesk(self.errands)
+        self.checkpoints = CheckpointDesk(self.errands)
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
@@ -74,8 +78,13 @@ class March:
 
     # ------------------------------------------------------------------------------------------ what happens
 
-    def round_finished(self, event: RoundFinished) -> None:
+    def round_finished(self, event: RoundFinished, now: float) -> None:
         """The sum is complete: the samples behind it are accepted, and everybody adopts."""
+        claim = self.training.overclaim(event.steps) if event.round != INITIAL_ROUND else None
+        if claim is not None:
+            rank, reason = claim
+            self.round_broken(RoundBroken(event.round, event.attempt, reason, self.world.ranks[rank].host), now)
+            return
         commits = self.cycle.finished(event)
         if commits and event.round != INITIAL_ROUND:
             self.training.accept({rank: steps for rank, steps in event.steps.items() if steps > 0})
@@ -245,7 +254,7 @@ class March:
         elif opened.round == INITIAL_ROUND:
             self._begin_training(now)
         else:
-            self.out += self.training.close_round(opened, now)
+            self.out += self.training.close_round(opened, self._slack_ahead(), now)
             self._after_round(opened.round, now)
         return True
 
@@ -264,22 +273,27 @@ class March:
         if self.ending is not None:
             return  # deaths between the commit and the last acknowledgement ended the run: nothing is dealt any more
         if training.all_epochs_done:
-            self._end_after("done", _trained(self.config.epochs), now)
-        elif self.stopping:
+            self._end_after("done", trained(self.config.epochs), now)
+        elif self.stopping and training.may_stop():
             self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
         else:
             if training.pool is None:
                 training.open_epoch(now)
-            self.out += training.deal(now)
+            self.out += training.deal(now, draining=bool(self.stopping))
 
     def _close_epoch(self, round_number: int, now: float) -> None:
         training = self.training
         epoch = training.epoch
         self.out.append(training.close_epoch(now))
         self.out.append(Record("runs", progress_row(self, round_number), durable=True))
-        rank = self._errand_rank()
+        rank = self.errands.rank()
         if rank is not None:
             self.out += self.evaluations.ask(epoch, rank)
+
+    def _slack_ahead(self) -> dict[int, float]:
+        """ms that the next window will miss of a rank: the one that opens an epoch begins with an evaluation."""
+        evaluates = self.training.epoch_done and self.training.epoch_follows and not self.stopping
+        return self.errands.slack_ms(("evaluation",)) if evaluates else {}
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -296,7 +310,7 @@ class March:
                 return False
             ending.go("saving", now + self.config.stall_seconds)
             if self.cycle.next_round > 0:
-                self._save(ending.reason)
+                self._save(ending.reason, now)
             return True
         if ending.step == "saving":
             if self.checkpoints.busy and not late:
@@ -311,30 +325,33 @@ class March:
         self._finish(ending.phase, ending.reason, now)
         return True
 
-    def _save(self, reason: str) -> None:
+    def _save(self, reason: str, now: float) -> None:
         has_local = any(spec.section == "local" for spec in self.layout)
-        rank = self._errand_rank() if has_local else None
-        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason), rank)
+        rank = self.errands.rank() if has_local else None
+        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason), rank, now)
 
     def _finish(self, phase: str, reason: str, now: float) -> None:
         """The one place where a run ends."""
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)
-        if phase == "failed":
-            self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
-        for seat in self.world.hosts.values():
-            if seat.state == "lost":
-                continue
-            self.out += [
-                SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
-                CloseLink(seat.link, reason),
-                Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
-            ]
-            seat.state = "left"
         row = progress_row(self, self.cycle.next_round - 1)
         row |= {"phase": phase, "reason": reason, "stopped_by": self.stopping}
         self.event("run_ended", f"The run is {phase}: {reason}", "info" if phase == "done" else "error")
-        self.out += [Record("runs", row, durable=True), self.end]
+        self.out.append(Record("runs", row, durable=True))
+        if phase == "failed":
+            self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
+        for seat in self.world.hosts.values():
+            if seat.state != "lost":
+                self.out += self._goodbye(seat, phase, reason)
+        self.out.append(self.end)
+
+    def _goodbye(self, seat: HostSeat, phase: str, reason: str) -> list[Effect]:
+        seat.state = "left"
+        return [
+            Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
+            SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
+            CloseLink(seat.link, reason),
+        ]
 
     # ------------------------------------------------------------------------------------------------- parts
 
@@ -354,18 +371,12 @@ class March:
             why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
             hosts = self.world.alive_by_host()
             self.out += self.cycle.abandon(verdict.reason) if verdict.stop else self.cycle.retry(hosts, why)
-        substitute = self._errand_rank()
+        substitute = self.errands.rank()
         for rank in sorted(dead):
             self.out += self.evaluations.rank_died(rank, substitute)
-            self.out += self.checkpoints.rank_died(rank, substitute)
+            self.out += self.checkpoints.rank_died(rank, substitute, now)
         if verdict.stop and self.ending is None:
             self._end_after("failed", verdict.reason, now)
-
-    def _errand_rank(self) -> int | None:
-        """The fastest living rank, lowest number on ties (behaviour F16)."""
-        alive = self.world.alive()
-        pace = self.training.scheduler.smoothed
-        return min(alive, key=lambda rank: (pace(rank) or float("inf"), rank), default=None)
 
     def _stall_deadline(self) -> float | None:
         """When a round, or a window in which nobody finishes a batch, has lasted too long (design section 11)."""
@@ -377,21 +388,10 @@ class March:
         return window.last_progress_at + self.config.stall_seconds if window else None
 
     def _stalled(self, now: float) -> None:
-        opened = self.cycle.open
-        if opened is not None:
-            late = sorted(rank for rank in self.world.alive() if rank in opened.ranks and rank not in opened.acks)
-            what = f"ReduceStall: round {opened.round} did not close"
-        else:
-            late = [rank for rank in self.world.alive() if self.world.ranks[rank].state == "working"]
-            what = "TrainStall: no rank finished a batch"
-        waited = ", ".join(self.world.where(rank) for rank in late) or "nobody in particular"
+        what, waited = stalled(self.cycle.open, self.world)
         self.fail(f"{what} within {self.config.stall_seconds:g} s; waiting for {waited}", now)
 
     def _move(self, phase: str, reason: str) -> None:
         self.phase = phase
         self.out.append(Record("runs", {"phase": phase, "reason": ""}, durable=True))
         self.event(f"phase_{phase}", f"The run is now {phase}: {reason}")
-
-
-def _trained(epochs: int) -> str:
-    return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"

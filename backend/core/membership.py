@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from backend.core.config import RunConfig
+from backend.core.join_admission import MAX_NAME
 from backend.core.join_window import Admission, JoinWindow, Refusal
 from backend.core.liveness import Liveness
 from backend.core.vocabulary import CloseLink, Effect, Record, Refused, SendHost, StrangerRefused
@@ -35,7 +36,7 @@ class Membership:
         """A host offers itself: hand it the job to look at, or refuse it by name."""
         answer = self.window.hello(link, message, address, now)
         if isinstance(answer, Refusal):
-            return self._reject(link, answer, message.host, address)
+            return self._reject(link, answer, message.host.strip()[:MAX_NAME], address)
         text = f"{message.host} ({address}) dialled in with {len(message.devices)} device(s) and looks at the job"
         return [SendHost(link, answer.job), _event("host_dialled", text, host=message.host, address=address)]
 
@@ -101,9 +102,15 @@ class Membership:
         text = f"Somebody at {event.address} was refused: {event.reason}"
         return [_event("stranger_refused", text, "warning", address=event.address, code=event.code)]
 
+    def lagged(self, seconds: float) -> list[Effect]:
+        """The controller was away: nobody's silence in that time counts against him, and the operator can read it."""
+        self.window.lagged(seconds)
+        text = self.liveness.lagged(seconds)
+        return [_event("controller_lagged", text, "warning", seconds=seconds)]
+
     def late_comer(self, link: int, message: Message, address: str) -> list[Effect]:
         """Somebody without a seat spoke after the door was closed."""
-        name = message.host if isinstance(message, Hello) else ""
+        name = message.host.strip()[:MAX_NAME] if isinstance(message, Hello) else ""
         reason = "the join window is closed; wait for the next run"
         return self._reject(link, Refusal("window_closed", reason, permanent=False), name, address)
 

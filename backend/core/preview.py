@@ -6,15 +6,17 @@ windows is added up. The same figures come out of the simulator, event by event;
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from backend.core.config import RunConfig
-from backend.core.elche import Scheduler, scheduler_for
 from backend.core.round_cost import Line, RoundCost, link_bytes_per_second
+from backend.core.scheduling import Scheduler, scheduler_for
 from backend.core.timing import WindowReport
+from backend.core.verdicts import Stable
 from backend.core.work import EpochPool, window_plan
 
 Source = Literal["measured", "declared", "guessed"]
@@ -71,7 +73,7 @@ class Expectation:
     anchor_rank: int | None
     window_batches: int
     window_seconds: float
-    """the round included"""
+    """with as much of the round as does not overlap work"""
     round_seconds: float
     windows: int
     epoch_seconds: float
@@ -110,7 +112,7 @@ def preview(outlook: Outlook) -> Preview:
     round_seconds = outlook.round_seconds if outlook.round_seconds is not None else assumed_round_seconds(outlook)
     scheduler = _settled(outlook, ms, round_seconds)
     counts = scheduler.counts
-    epoch = _Epoch(ms, round_seconds)
+    epoch = _Epoch(ms, round_seconds, stop_seconds(outlook, round_seconds))
     epoch.walk(scheduler, _batches(outlook))
     ranks = tuple(
         RankPreview(
@@ -132,6 +134,14 @@ def assumed_round_seconds(outlook: Outlook) -> float:
     hosts = Counter(hint.host for hint in outlook.ranks)
     lines = [Line(speed, ASSUMED_LATENCY_SECONDS, ranks) for ranks in hosts.values()]
     return RoundCost(outlook.model_bytes, speed).seconds(lines)
+
+
+def stop_seconds(outlook: Outlook, round_seconds: float) -> float:
+    """How long a round keeps ranks from working: all of it, or where it overlaps work, packing and loading only."""
+    if not outlook.config.mode.endswith("_async"):
+        return round_seconds
+    cost = RoundCost(outlook.model_bytes, math.inf)
+    return min(round_seconds, cost.pack_seconds + cost.load_seconds)
 
 
 def _missing(outlook: Outlook) -> str:
@@ -171,7 +181,7 @@ def _settled(outlook: Outlook, ms: Mapping[int, float], round_seconds: float) ->
     scheduler.set_max_total(_batches(outlook))
     before = None
     for _ in range(MOST_WINDOWS):
-        counts = scheduler.counts
+        counts, known = scheduler.counts, scheduler.phase in ("stable", "mature")
         scheduler.report_window(
             WindowReport(
                 ms={rank: count * ms[rank] for rank, count in counts.items()},
@@ -183,9 +193,10 @@ def _settled(outlook: Outlook, ms: Mapping[int, float], round_seconds: float) ->
                 data_seconds={},
             )
         )
+        scheduler.apply(Stable("Nothing is known that would speak against longer windows."))
         after = (scheduler.counts, scheduler.anchor)
-        if after == before and scheduler.phase in ("stable", "mature"):
-            break
+        if after == before and known:
+            break  # and not before: until a rank's pace is well known, growth is held to a higher threshold
         before = after
     return scheduler
 
@@ -193,12 +204,15 @@ def _settled(outlook: Outlook, ms: Mapping[int, float], round_seconds: float) ->
 class _Epoch:
     """The windows of an epoch, added up."""
 
-    def __init__(self, ms: Mapping[int, float], round_seconds: float) -> None:
+    def __init__(self, ms: Mapping[int, float], round_seconds: float, stop_seconds: float) -> None:
         self.ms = ms
         self.round_seconds = round_seconds
+        self.stop_seconds = stop_seconds
         self.windows = 0
         self.batches = 0
         self.seconds = 0.0
+        self.stopped = 0.0
+        """of ``seconds``, by rounds"""
         self.idle = dict.fromkeys(ms, 0.0)
 
     def walk(self, scheduler: Scheduler, batches: int) -> None:
@@ -212,6 +226,8 @@ class _Epoch:
             plan = window_plan(EpochPool(0, left, 1), counts, counts, forced=scheduler.forced)
             self._add(plan, 1)
             left -= sum(plan.values())
+        self.stopped += self.round_seconds - self.stop_seconds  # the last round has nothing left to overlap with
+        self.seconds += self.round_seconds - self.stop_seconds
 
     def expectation(self, scheduler: Scheduler) -> Expectation:
         """What the epoch comes to."""
@@ -221,12 +237,12 @@ class _Epoch:
             anchor=scheduler.anchor,
             anchor_rank=scheduler.anchor_rank,
             window_batches=sum(counts.values()),
-            window_seconds=self._work_seconds(counts) + self.round_seconds,
+            window_seconds=self._work_seconds(counts) + self.stop_seconds,
             round_seconds=self.round_seconds,
             windows=self.windows,
             epoch_seconds=self.seconds,
             idle_share=sum(self.idle.values()) / len(self.idle) / self.seconds,
-            round_share=self.windows * self.round_seconds / self.seconds,
+            round_share=self.stopped / self.seconds,
             batches_per_second=rate,
             efficiency=rate / sum(1000.0 / ms for ms in self.ms.values()),
             gain=rate * min(self.ms.values()) / 1000.0,
@@ -236,7 +252,8 @@ class _Epoch:
         work = self._work_seconds(plan)
         self.windows += times
         self.batches += times * sum(plan.values())
-        self.seconds += times * (work + self.round_seconds)
+        self.seconds += times * (work + self.stop_seconds)
+        self.stopped += times * self.stop_seconds
         for rank, ms in self.ms.items():
             self.idle[rank] += times * (work - plan[rank] * ms / 1000.0)
 

@@ -53,6 +53,7 @@ def checkpoint_manifest(march: March, reason: str) -> dict[str, Any]:
         "layout": [{name: getattr(spec, name) for name in spec.__struct_fields__} for spec in march.layout],
         "world_size": len(march.world.ranks),
         "scheduler": march.training.scheduler.state(),
+        "guard": march.training.review.state(),
         "reason": reason,
         "metrics": dict(latest.metrics) if latest else {},
         **position(march),

@@ -6,12 +6,14 @@ has a chunk in flight and somebody worked (F2). Nothing here knows of links, pha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.cycle import OpenedRound
-from backend.core.elche import Scheduler
+from backend.core.review import Outcome, Review
+from backend.core.scheduling import Scheduler
 from backend.core.timing import WindowLedger, WindowReport, delivered_capable
 from backend.core.vocabulary import Effect, Record, SendRank
 from backend.core.work import EpochPool, Range, WorkError, chunk_batches, window_plan
@@ -77,6 +79,9 @@ class Window:
 class Training:
     """Epoch by epoch, window by window. The caller opens and closes rounds and hands their outcome in."""
 
+    overlaps = False
+    """whether ranks work on while a round is open"""
+
     def __init__(self, config: RunConfig, world: World, dataset_size: int, scheduler: Scheduler) -> None:
         self.config = config
         self.world = world
@@ -91,7 +96,8 @@ class Training:
         self.samples_done = 0
         self.samples_accepted: list[int] = []
         self.loss: float | None = None
-        self.decision = "No round has closed yet: every rank gets the same share until it has been timed."
+        self.review = Review(config)
+        self.decision = scheduler.opening
         self._last_sync_ms = 0.0
         self._round_samples = 0
 
@@ -106,6 +112,11 @@ class Training:
         return self.pool is not None and self.pool.is_done
 
     @property
+    def epoch_follows(self) -> bool:
+        """Another epoch comes after the present one."""
+        return len(self.samples_accepted) + 1 < self.config.epochs
+
+    @property
     def all_epochs_done(self) -> bool:
         return len(self.samples_accepted) >= self.config.epochs
 
@@ -116,8 +127,9 @@ class Training:
         self.scheduler.set_max_total(self.pool.remaining_batches)
         self.tally = EpochTally(opened_at=now)
 
-    def deal(self, now: float) -> list[Effect]:
-        """Open a window: one chunk to each living rank that has an allotment."""
+    def deal(self, now: float, *, draining: bool = False) -> list[Effect]:
+        """Open a window: one chunk to each living rank that has an allotment. ``draining`` is for ranks that work
+        ahead: they are to come to rest."""
         assert self.pool is not None
         alive = self.world.alive()
         plan = window_plan(self.pool, self.scheduler.counts, alive, forced=self.scheduler.forced)
@@ -127,9 +139,9 @@ class Training:
         return chunks
 
     def batch_done(self, rank: int, message: BatchDone, now: float) -> None:
-        """Fold one batch into the ledger and the rank's seat."""
+        """Fold one batch into the ledger and the rank's seat. Raises ``WorkError`` for one that cannot be."""
         seat = self.world.ranks[rank]
-        self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
+        self._record(rank, message)
         seat.steps += 1
         seat.samples += message.samples
         seat.loss = message.loss
@@ -150,9 +162,21 @@ class Training:
             return False
         return not self.pool.anything_in_flight  # the dead hold nothing: theirs is forfeited as they are buried
 
+    def steps(self, rank: int) -> int:
+        """Batches that the rank did since the last round."""
+        return self.ledger.steps(rank)
+
     def worked(self) -> bool:
         """Whether a living rank did a batch since the last round."""
-        return any(self.ledger.steps(rank) > 0 for rank in self.world.alive())
+        return any(self.steps(rank) > 0 for rank in self.world.alive())
+
+    def overclaim(self, steps: Mapping[int, int]) -> tuple[int, str] | None:
+        """A contribution that cannot be what the rank did: whose, and why; none when all are plausible."""
+        return None
+
+    def may_stop(self) -> bool:
+        """Whether the closed round holds all that the ranks did, so that a run asked to stop may end now."""
+        return True
 
     def accept(self, steps: dict[int, int]) -> None:
         """A round committed with these contributions: their delivered samples are accepted, once and for all."""
@@ -169,35 +193,21 @@ class Training:
         self.scheduler.drop(rank)
         return self.pool.forfeit(rank) if self.pool else []
 
-    def close_round(self, opened: OpenedRound, now: float) -> list[Effect]:
-        """Account for a settled round: times to ElChe, the row to the store, the clock to the ranks (behaviour F9,
-        F10)."""
+    def close_round(self, opened: OpenedRound, slack_ms: Mapping[int, float], now: float) -> list[Effect]:
+        """Account for a settled round: times to ElChe, the round's review, the row to the store, the clock to the ranks
+        (behaviour F9, F10). ``slack_ms`` is what errands will take of ranks' next window."""
         assert opened.finished is not None and self.pool is not None and self.window is not None
-        finished, window = opened.finished, self.window
+        window = self.window
         alive = self.world.alive()
         report = self.ledger.report(
             alive, coherent_capable=delivered_capable(self.config.mode), sync_ms=self._last_sync_ms
         )
+        outcome = self.review.close(opened, report, self.scheduler, slack_ms)
+        self.decision = outcome.decision.reason
+        self._last_sync_ms = self._sync_ms(opened, now)
         loss = self.ledger.mean_loss(alive)
-        decision = self.scheduler.report_window(report)
-        batches = sum(finished.steps.values())
-        samples = self._round_samples
-        self.global_step += batches
-        self.rates.add(opened.round, batches, samples, now - window.opened_at)
-        self.tally.batches += batches
-        if loss is not None:
-            self.loss = loss
-            self.tally.loss_sum += loss * batches
-            self.tally.loss_batches += batches
-        self.decision = decision.reason
-        self._last_sync_ms = (now - opened.opened_at) * 1000.0
-        row = self._round_row(opened, report, now) | {
-            "samples": samples,
-            "loss": loss,
-            "anchor": decision.anchor,
-            "anchor_rank": decision.anchor_rank,
-            "decision": decision.reason,
-        }
+        self._tally(opened, loss, now)
+        row = self._round_row(opened, report, outcome, now) | {"samples": self._round_samples, "loss": loss}
         self._remember_split(opened, report, window)
         self.ledger.reset_steps()
         self.ledger.reset_timing()
@@ -248,6 +258,9 @@ class Training:
             assert not self.pool.in_flight(rank), f"dead rank {rank} still holds a chunk"
         self.scheduler.check()
 
+    def _record(self, rank: int, message: BatchDone) -> None:
+        self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
+
     def _hand_out(self, rank: int) -> list[Effect]:
         assert self.pool is not None and self.window is not None
         window = self.window
@@ -273,7 +286,24 @@ class Training:
             global_step=self.global_step,
         )
 
-    def _round_row(self, opened: OpenedRound, report: WindowReport, now: float) -> dict[str, Any]:
+    def _sync_ms(self, opened: OpenedRound, now: float) -> float:
+        """What the round cost, for the next report (D13). A round in which somebody died lasted as long as it took to
+        find out: that is no reason for longer windows, so it counts as unknown."""
+        undisturbed = opened.attempt == 0 and opened.ranks <= set(self.world.alive())
+        return (now - opened.opened_at) * 1000.0 if undisturbed else 0.0
+
+    def _tally(self, opened: OpenedRound, loss: float | None, now: float) -> None:
+        assert opened.finished is not None and self.window is not None
+        batches = sum(opened.finished.steps.values())
+        self.global_step += batches
+        self.rates.add(opened.round, batches, self._round_samples, now - self.window.opened_at)
+        self.tally.batches += batches
+        if loss is not None:
+            self.loss = loss
+            self.tally.loss_sum += loss * batches
+            self.tally.loss_batches += batches
+
+    def _round_row(self, opened: OpenedRound, report: WindowReport, outcome: Outcome, now: float) -> dict[str, Any]:
         assert opened.finished is not None and self.pool is not None and self.window is not None
         finished, acks = opened.finished, opened.acks
         hashes = {ack.params_hash for ack in acks.values() if ack.params_hash}
@@ -292,7 +322,12 @@ class Training:
             "data_seconds": dict(report.data_seconds),
             "wait_seconds": {rank: ack.wait_ms / 1000 for rank, ack in acks.items()},
             "load_seconds": {rank: (ack.pack_ms + ack.load_ms) / 1000 for rank, ack in acks.items()},
-            "divergence": max((ack.divergence for ack in acks.values()), default=None),
+            "divergence": outcome.divergence,
+            "verdict": outcome.verdict,
+            "verdict_reason": outcome.reason,
+            "anchor": outcome.decision.anchor,
+            "anchor_rank": outcome.decision.anchor_rank,
+            "decision": outcome.decision.reason,
             "bytes_up": finished.bytes_up,
             "bytes_down": finished.bytes_down,
             "params_hash": hashes.pop() if len(hashes) == 1 else "",

@@ -107,6 +107,7 @@ def march_view(march: March, now: float) -> dict[str, Any]:
         "samples_total": training.dataset_size,
         "ranks": [_rank_view(seat, march) for seat in march.world.ranks.values()],
         "decision": training.decision if march.phase != "forming" else march.forming.missing(),
+        "guard": training.review.view(),
         "loss": training.loss,
         "eval": {"epoch": latest.epoch, "metrics": dict(latest.metrics)} if latest else None,
         "throughput": {
@@ -132,6 +133,7 @@ def _nothing_trained(window: JoinWindow) -> dict[str, Any]:
         "samples_total": window.reference.dataset_size,
         "ranks": [],
         "decision": "",
+        "guard": None,
         "loss": None,
         "eval": None,
         "throughput": dict.fromkeys(
@@ -175,7 +177,7 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
         and progress.state == "working"
         and progress.state_seconds > BUSY_SECONDS,
         "planned": planned,
-        "realized": training.ledger.steps(seat.rank) if window else seat.last_realized,
+        "realized": training.steps(seat.rank) if window else seat.last_realized,
         "anchor": training.scheduler.anchor_rank == seat.rank,
         "ms_per_batch": pace or None,
         "emulated_ms": march.world.emulated_ms(seat.rank),
@@ -192,7 +194,8 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
 
 def _state(seat: RankSeat, march: March) -> str:
     opened = march.cycle.open
-    if seat.alive and opened is not None and seat.rank in opened.ranks and seat.rank not in opened.acks:
+    waits = seat.state != "working" or not march.training.overlaps
+    if seat.alive and opened is not None and waits and seat.rank in opened.ranks and seat.rank not in opened.acks:
         return "reducing"
     if seat.alive and seat.rank in march.evaluations.pending.values():
         return "evaluating"

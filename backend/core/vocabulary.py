@@ -115,13 +115,20 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
+class Lagged:
+    """The controller itself stood still for so long: what its hosts said meanwhile is still unread."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline passed."""
 
 
 Event = (
     HostSaid | LinkLost | RelayAttached | RelayLost | RankSaid | RoundFinished | RoundBroken | CheckpointWritten
-    | StrangerRefused | Operator | Tick
+    | StrangerRefused | Operator | Lagged | Tick
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ effects

@@ -7,12 +7,15 @@ Every sample of an epoch is in exactly one state, and moves only like this::
       +------------+----------------------+   forfeit: the rank died and its round is closed
 
 *Delivered* samples were trained but live only in that rank's parameters; the round that commits them makes them
-*accepted*. Unlike the reference the last, partial batch is dealt too.
+*accepted*. A rank that trains on while a round is open delivers nothing as a chunk: the round accepts the first batches
+that it was dealt, as many as its snapshot held (``accept_batches``). Unlike the reference the last, partial batch is
+dealt too.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -105,6 +108,11 @@ class EpochPool:
         """Samples the rank has trained on in the window whose round is not committed."""
         return sum(piece.size for piece in self._delivered.get(rank, ()))
 
+    def held_batches(self, rank: int) -> int:
+        """Batches that the rank was dealt and no round has accepted."""
+        pieces = (*self._delivered.get(rank, ()), *self._in_flight.get(rank, ()))
+        return sum(self._batches(piece.size) for piece in pieces)
+
     def uncovered(self) -> list[Range]:
         """Everything not accepted, sorted: what a resumed run has to do again (E12)."""
         result, position = [], 0
@@ -166,6 +174,18 @@ class EpochPool:
         self._accepted = merged([*self._accepted, *(piece for held in pieces.values() for piece in held)])
         return {rank: sum(piece.size for piece in held) for rank, held in pieces.items()}
 
+    def accept_batches(self, steps: Mapping[int, int]) -> int:
+        """A committed round holds, by rank, the first so many batches of what the rank was dealt, in that order and
+        whatever its chunks; the rest stays in flight. Returns samples. Raises ``WorkError``, and changes nothing, when
+        a rank was dealt fewer."""
+        for rank, batches in steps.items():
+            held = self.held_batches(rank)
+            if batches > held:
+                raise WorkError(f"rank {rank} contributed {batches} batches of epoch {self.epoch}, but holds {held}")
+        taken = [piece for rank, batches in steps.items() for piece in self._oldest(rank, batches)]
+        self._accepted = merged([*self._accepted, *taken])
+        return sum(piece.size for piece in taken)
+
     def forfeit(self, rank: int) -> list[Range]:
         """A dead rank's unaccepted work goes back to the pool. Returns it, merged; a second call returns nothing.
 
@@ -194,6 +214,21 @@ class EpochPool:
         assert position == self.samples, f"epoch {self.epoch}: covers {position} of {self.samples} samples"
         assert all(self._in_flight.values()), f"epoch {self.epoch}: a rank is in flight with nothing"
         assert self.is_done == (not self.uncovered()), f"epoch {self.epoch}: done and uncovered disagree"
+
+    def _oldest(self, rank: int, batches: int) -> list[Range]:
+        """Take so many batches off what the rank was dealt first; the rest stays in flight."""
+        queue = deque([*self._delivered.pop(rank, []), *self._in_flight.pop(rank, [])])
+        taken: list[Range] = []
+        while batches > 0:
+            piece = queue.popleft()
+            part = Range(piece.offset, min(batches * self.batch_size, piece.size))
+            if part.size < piece.size:
+                queue.appendleft(Range(part.end, piece.size - part.size))
+            taken.append(part)
+            batches -= self._batches(part.size)
+        if queue:
+            self._in_flight[rank] = list(queue)
+        return taken
 
     def _put_back(self, pieces: Iterable[Range]) -> None:
         for piece in pieces:

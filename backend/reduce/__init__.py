@@ -1,4 +1,4 @@
-"""The controller's CPU reduce: counting (``accumulator``), arithmetic (``sums``), streaming (``plane``)."""
+"""The controller's CPU reduce: counting (``accumulator``), arithmetic (``sums``, ``outer``), streaming (``plane``)."""
 
 from backend.reduce.plane import ReducePlane
 

@@ -5,9 +5,9 @@ slices are summed in a small thread pool, sent on in arena order, and kept, sinc
 last consensus is what a checkpoint is written from. It knows nothing of scheduling: ``open`` says what to
 expect, ``abort`` to forget it (design section 6; behaviour G10; laws L1, L4, L8).
 
-Memory is two arenas (the last consensus and the one that is being built) plus, per host, at most
-``window_slices`` slices: the runtime awaits :meth:`ReducePlane.room` before it reads more from a host's data
-link.
+Memory is two arenas (the last consensus and the one that is being built), with an outer optimizer as many of its
+momentum, plus, per host, at most ``window_slices`` slices: the runtime awaits :meth:`ReducePlane.room` before it
+reads more from a host's data link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,7 +32,9 @@ from backend.reduce.accumulator import (
     same_round,
     slices,
 )
-from backend.reduce.sums import F32, FloatArray, NonFinite, Pieces, reciprocal, sum_slice
+from backend.reduce.attempt import Attempt, Buffer
+from backend.reduce.outer import Nesterov, OuterSlice, reduce_slice
+from backend.reduce.sums import F32, FloatArray, NonFinite, reciprocal
 from wire.messages import Contribution
 from wire.session import ChunkHeader, Section
 
@@ -45,56 +46,12 @@ WINDOW_SLICES = 8
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Buffer:
-    """An arena, and whether somebody outside holds it: then it is never written again."""
-
-    values: FloatArray
-    lent: bool = False
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """One open attempt and its buffer: dropped together, so that late sums and unsent views hurt nobody."""
-
-    counts: Accumulator
-    plan: list[Slice]
-    built: _Buffer
-    started: float
-    inbox: dict[int, deque[tuple[int, FloatArray]]]
-    next_sum: int = 0
-    next_send: int = 0
-    summed: set[int] = field(default_factory=set)
-    running: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    @property
-    def number(self) -> tuple[int, int]:
-        return self.counts.opening.round, self.counts.opening.attempt
-
-    @property
-    def summed_to(self) -> int:
-        """First element that no sum has asked for yet."""
-        return self.plan[self.next_sum].offset if self.next_sum < len(self.plan) else self.counts.elements
-
-    def take(self, host: int, piece: Slice) -> Pieces:
-        """The host's elements of this slice, removed from its inbox; a chunk that reaches further keeps its rest."""
-        inbox, pieces = self.inbox[host], []
-        while inbox and inbox[0][0] < piece.stop:
-            offset, values = inbox.popleft()
-            wanted = piece.stop - offset
-            pieces.append(values[:wanted])
-            if values.size > wanted:
-                inbox.appendleft((piece.stop, values[wanted:]))
-        return pieces
-
-
 class ReducePlane:
     """The reduce of one run. Every method is called on the event loop's thread and returns at once.
 
     ``send(host, header, payload)`` queues a chunk downwards, ``finished`` and ``broken`` report the end of an
-    attempt; all three are called on the same thread, possibly from within a method of the plane.
+    attempt; all three are called on the same thread, possibly from within a method of the plane. ``outer`` makes each
+    round's average of the parameters a step of its own; buffers and the initial broadcast are taken as they are.
     """
 
     def __init__(
@@ -107,6 +64,7 @@ class ReducePlane:
         window_slices: int = WINDOW_SLICES,
         threads: int = min(4, os.cpu_count() or 1),
         clock: Callable[[], float] = time.monotonic,
+        outer: Nesterov | None = None,
     ) -> None:
         self._send = send
         self._finished = finished
@@ -115,11 +73,13 @@ class ReducePlane:
         self._window = window_slices * slice_elements
         self._threads = threads
         self._clock = clock
+        self._outer = outer
+        self._restored: FloatArray | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reduce")
-        self._open: _Attempt | None = None
+        self._open: Attempt | None = None
         self._closed_attempt: tuple[int, int] | None = None
-        self._consensus: _Buffer | None = None
-        self._before: _Buffer | None = None
+        self._consensus: Buffer | None = None
+        self._before: Buffer | None = None
         self._moved = asyncio.Event()
         self.ignored = 0
         """frames of another attempt, of a host that is not expected, or received before"""
@@ -130,12 +90,30 @@ class ReducePlane:
 
         Whoever holds it may keep it: a buffer that was handed out is never written again.
         """
-        if self._consensus is None:
+        return None if self._consensus is None else self._lend(self._consensus, self._consensus.values)
+
+    @property
+    def outer_momentum(self) -> FloatArray | None:
+        """The outer momentum behind the last committed arena (f32, params only), to keep like ``consensus``; None
+        before the first, and without an outer optimizer."""
+        if self._consensus is None or self._consensus.momentum is None:
             return None
-        self._consensus.lent = True
-        view = self._consensus.values.view()
-        view.flags.writeable = False
-        return view
+        return self._lend(self._consensus, self._consensus.momentum)
+
+    def restore_outer(self, momentum: FloatArray) -> None:
+        """Go on with the momentum of a checkpoint, (params_elements,) f32; call it before the first round is opened.
+
+        Raises ``ValueError`` without an outer optimizer, once there is a round, or for what is no finite f32 vector.
+        """
+        if self._outer is None:
+            raise ValueError("this run has no outer optimizer whose momentum could be restored")
+        if self._open is not None or self._consensus is not None:
+            raise ValueError("the outer momentum can be restored before the first round only")
+        if momentum.dtype != F32 or momentum.ndim != 1:
+            raise ValueError(f"the outer momentum is one f32 vector, not {momentum.dtype} of shape {momentum.shape}")
+        if not np.isfinite(momentum).all():
+            raise ValueError("the outer momentum to restore is not finite")
+        self._restored = momentum.copy()
 
     @property
     def waiting_for(self) -> dict[int, str]:
@@ -145,15 +123,20 @@ class ReducePlane:
     def open(self, opening: OpenRound) -> None:
         """Expect one contribution from each of these hosts. An attempt that is still open is dropped.
 
-        Raises ``ValueError`` without hosts.
+        Raises ``ValueError`` without hosts, and for a restored momentum of another length than the parameters.
         """
         if not opening.hosts:
             raise ValueError(f"round {opening.round} was opened without hosts")
+        if self._consensus is not None:
+            self._restored = None  # it went on with the first consensus, which nobody can take back any more
+        if self._restored is not None and self._restored.size != opening.params_elements:
+            sizes = f"{self._restored.size} elements, the parameters {opening.params_elements}"
+            raise ValueError(f"the restored outer momentum has {sizes}")
         counts = Accumulator(opening)
-        self._open = _Attempt(
+        self._open = Attempt(
             counts=counts,
             plan=slices(opening.params_elements, opening.buffers_elements, self._slice_elements),
-            built=self._take_buffer(counts.elements),
+            built=self._take_buffer(counts.elements, opening.params_elements),
             started=self._clock(),
             inbox={host: deque() for host in counts.hosts},
         )
@@ -225,11 +208,11 @@ class ReducePlane:
 
     # ------------------------------------------------------------------------------------------ one attempt
 
-    def _expecting(self, host: int) -> _Attempt | None:
+    def _expecting(self, host: int) -> Attempt | None:
         attempt = self._open
         return attempt if attempt is not None and host in attempt.inbox else None
 
-    def _advance(self, attempt: _Attempt) -> None:
+    def _advance(self, attempt: Attempt) -> None:
         """Start every sum whose slices are all here, a few at a time."""
         counts = attempt.counts
         while (
@@ -244,20 +227,37 @@ class ReducePlane:
         if counts.declared and attempt.next_send == len(attempt.plan):
             self._close(attempt)
 
-    def _sum(self, attempt: _Attempt, index: int) -> None:
+    def _sum(self, attempt: Attempt, index: int) -> None:
         piece = attempt.plan[index]
         mass = attempt.counts.mass if piece.section is Section.PARAMS else attempt.counts.mover_mass
         future = asyncio.get_running_loop().run_in_executor(
             self._pool,
-            sum_slice,
+            reduce_slice,
             [attempt.take(host, piece) for host in attempt.counts.contributors],
             attempt.built.values[piece.offset : piece.stop],
             reciprocal(mass),
+            self._outer_slice(attempt, piece),
         )
         attempt.running += 1
         future.add_done_callback(lambda done: self._summed(attempt, index, done))
 
-    def _summed(self, attempt: _Attempt, index: int, done: asyncio.Future[NonFinite | None]) -> None:
+    def _outer_slice(self, attempt: Attempt, piece: Slice) -> OuterSlice | None:
+        """The outer step of this slice: from the last consensus, which no initial broadcast and no first round has."""
+        after = attempt.built.momentum
+        if self._outer is None or after is None or piece.section is not Section.PARAMS:
+            return None
+        last = self._consensus
+        start = last.values if last is not None and not attempt.counts.opening.initial else None
+        before = self._restored if last is None else last.momentum
+        cut = slice(piece.offset, piece.stop)
+        return OuterSlice(
+            self._outer,
+            start=None if start is None else start[cut],
+            before=None if before is None else before[cut],
+            after=after[cut],
+        )
+
+    def _summed(self, attempt: Attempt, index: int, done: asyncio.Future[NonFinite | None]) -> None:
         attempt.running -= 1
         if attempt is not self._open or done.cancelled():
             return
@@ -271,7 +271,7 @@ class ReducePlane:
         self._send_summed(attempt)
         self._advance(attempt)
 
-    def _send_summed(self, attempt: _Attempt) -> None:
+    def _send_summed(self, attempt: Attempt) -> None:
         """Send on what is summed, in arena order, to everybody who is expected, idle hosts too."""
         round_, number = attempt.number
         while attempt.next_send in attempt.summed:
@@ -284,7 +284,7 @@ class ReducePlane:
                 attempt.bytes_down += payload.nbytes
                 self._send(host, header, payload)
 
-    def _close(self, attempt: _Attempt) -> None:
+    def _close(self, attempt: Attempt) -> None:
         """Everything is summed and sent, or nobody worked: this is the consensus, and the round's end."""
         counts = attempt.counts
         self._open = None
@@ -306,10 +306,10 @@ class ReducePlane:
             )
         )
 
-    def _break_for(self, attempt: _Attempt, piece: Slice, bad: NonFinite) -> None:
+    def _break_for(self, attempt: Attempt, piece: Slice, bad: NonFinite) -> None:
         where = f"{bad.value} at element {piece.offset + bad.index} ({piece.section.name.lower()})"
         if bad.contributor is None:
-            self._break(f"the sum is {where}, though every contribution is finite")
+            self._break(f"{bad.what} is {where}, though every contribution is finite")
             return
         host = attempt.counts.contributors[bad.contributor]
         ranks = ", ".join(map(str, sorted(attempt.counts.opening.hosts[host])))
@@ -324,12 +324,20 @@ class ReducePlane:
 
     # ----------------------------------------------------------------------------------- buffers and waiting
 
-    def _take_buffer(self, elements: int) -> _Buffer:
+    @staticmethod
+    def _lend(buffer: Buffer, values: FloatArray) -> FloatArray:
+        buffer.lent = True
+        view = values.view()
+        view.flags.writeable = False
+        return view
+
+    def _take_buffer(self, elements: int, params_elements: int) -> Buffer:
         """The arena to build in: the consensus before the last one, unless somebody may still read it."""
         spare, self._before = self._before, None
         if spare is not None and not spare.lent and spare.values.size == elements:
             return spare
-        return _Buffer(np.empty(elements, dtype=F32))
+        momentum = None if self._outer is None else np.empty(params_elements, dtype=F32)
+        return Buffer(np.empty(elements, dtype=F32), momentum)
 
     def _has_room(self, host: int) -> bool:
         attempt = self._expecting(host)

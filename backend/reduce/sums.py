@@ -16,12 +16,14 @@ Pieces = Sequence[FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """A slice without a usable sum. ``contributor`` is a position in the given order; None: only the sum overflowed."""
+    """A slice without a usable result. ``contributor`` is a position in the given order; None: every contribution is
+    finite, and only ``what`` was made of them is not."""
 
     contributor: int | None
     index: int
     """first bad element, counted from the slice's start"""
     value: float
+    what: str = "the sum"
 
 
 def sum_slice(contributions: Sequence[Pieces], out: FloatArray, scale: np.float32) -> NonFinite | None:

@@ -1,6 +1,7 @@
 """A checkpoint: the last consensus as a model file that plain PyTorch loads strictly, and its manifest.
 
     data_dir/runs/<run>/checkpoints/<n>/model.safetensors     the module's own state_dict keys and dtypes
+                                        outer.safetensors     momentum of the outer optimizer, when the run has one
                                         manifest.json         written last: a directory that has it is complete
 
 Everything is written under a temporary name, fsynced, and renamed, so that a crash or a full disk leaves older
@@ -11,6 +12,7 @@ scheduling.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -34,6 +36,9 @@ from backend.runtime.view import jsonable, rfc3339
 from wire.messages import TensorSpec
 
 MODEL = "model.safetensors"
+OUTER = "outer.safetensors"
+MOMENTUM = "momentum"
+"""the one tensor of the outer file: f32, in the order of the arena's parameters"""
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -65,8 +70,18 @@ class CheckpointPlace:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What the reduce plane holds after a round, both of the same one."""
+
+    consensus: Arena | None
+    """params then buffers; None before the first round"""
+    outer_momentum: Arena | None = None
+    """(params_elements,); None without an outer optimizer"""
+
+
 def write_checkpoint(
-    place: CheckpointPlace, effect: WriteCheckpoint, consensus: Arena | None, wall_clock: Callable[[], datetime]
+    place: CheckpointPlace, effect: WriteCheckpoint, committed: Committed, wall_clock: Callable[[], datetime]
 ) -> CheckpointWritten:
     """Write one; a failure comes back in ``error``, naming the file or tensor, and leaves nothing behind.
 
@@ -74,9 +89,7 @@ def write_checkpoint(
     """
     number = effect.checkpoint
     try:
-        if consensus is None:
-            raise TensorFileError("no round has been committed, so there is nothing to save")
-        written = _write(place, effect, consensus, rfc3339(wall_clock()))
+        written = _write(place, effect, committed, rfc3339(wall_clock()))
     except TensorFileError as error:
         return CheckpointWritten(number, "", 0, "", error=str(error))
     except OSError as error:
@@ -89,7 +102,28 @@ def write_checkpoint(
     return CheckpointWritten(number, path.as_posix(), written.bytes, written.sha256)
 
 
-def _write(place: CheckpointPlace, effect: WriteCheckpoint, consensus: Arena, at: str) -> tensor_file.Written:
+def read_outer_momentum(directory: Path) -> Arena | None:
+    """The outer momentum of a checkpoint, for ``ReducePlane.restore_outer``: (params_elements,) f32; None when its run
+    had no outer optimizer.
+
+    Raises ``TensorFileError`` for a file that is not the one that the manifest lists, ``OSError`` when one is missing.
+    """
+    listed = json.loads((directory / MANIFEST).read_text(encoding="utf-8")).get("outer")
+    if listed is None:
+        return None
+    body = (directory / OUTER).read_bytes()
+    if hashlib.sha256(body).hexdigest() != listed["sha256"]:
+        raise TensorFileError(f"{directory / OUTER} is not the file that its manifest lists")
+    code, shape, data = tensor_file.read(body).get(MOMENTUM, ("nothing", (), b""))
+    if code != tensor_file.code_of("float32") or len(shape) != 1:
+        raise TensorFileError(f"{MOMENTUM} in {directory / OUTER} is {code} {list(shape)}, not one f32 vector")
+    return np.frombuffer(data, dtype="<f4")
+
+
+def _write(place: CheckpointPlace, effect: WriteCheckpoint, committed: Committed, at: str) -> tensor_file.Written:
+    consensus, momentum = committed.consensus, committed.outer_momentum
+    if consensus is None:
+        raise TensorFileError("no round has been committed, so there is nothing to save")
     layout = _layout(effect.manifest)
     final = place.root / str(effect.checkpoint)
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -100,7 +134,11 @@ def _write(place: CheckpointPlace, effect: WriteCheckpoint, consensus: Arena, at
     try:
         entries, missing = model_entries(layout, consensus, effect.local_state)
         written = tensor_file.write(temporary / MODEL, entries)
-        _write_manifest(temporary / MANIFEST, effect, written, missing, at)
+        listed: dict[str, Any] = {"at": at, "missing_local_tensors": missing, "model": _listed(MODEL, written)}
+        if momentum is not None:
+            entry = Entry(MOMENTUM, "float32", momentum.shape, lambda: momentum)
+            listed["outer"] = _listed(OUTER, tensor_file.write(temporary / OUTER, [entry]))
+        _write_manifest(temporary / MANIFEST, effect, listed)
         _sync_directory(temporary)
         temporary.rename(final)
         _sync_directory(place.root)
@@ -173,17 +211,17 @@ def _layout(manifest: dict[str, Any]) -> list[TensorSpec]:
         raise TensorFileError(f"the manifest has no usable layout: {error!r}") from error
 
 
-def _write_manifest(
-    path: Path, effect: WriteCheckpoint, written: tensor_file.Written, missing: list[str], at: str
-) -> None:
+def _listed(name: str, written: tensor_file.Written) -> dict[str, Any]:
+    return {"file": name, "bytes": written.bytes, "sha256": written.sha256}
+
+
+def _write_manifest(path: Path, effect: WriteCheckpoint, listed: dict[str, Any]) -> None:
     manifest = {
         **effect.manifest,
         "format": FORMAT,
         "checkpoint": effect.checkpoint,
         "reason": effect.reason,
-        "at": at,
-        "model": {"file": MODEL, "bytes": written.bytes, "sha256": written.sha256},
-        "missing_local_tensors": missing,
+        **listed,
     }
     with path.open("x", encoding="utf-8") as file:
         json.dump(jsonable(manifest), file, indent=1, allow_nan=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backend.core.preview import Outlook
-from backend.core.vocabulary import Effect, Event, Operator, Refused, Tick
+from backend.core.vocabulary import Effect, Event, Lagged, Operator, Refused, Tick
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -159,7 +159,8 @@ class Driver:
 
     async def _next(self) -> _Entry:
         while True:
-            self._notice_lag()
+            if (lagged := self._lagged()) is not None:
+                return _Entry(lagged)
             now = self._clock()
             due = self._due()
             overdue = due is not None and due <= now
@@ -195,10 +196,10 @@ class Driver:
         except TimeoutError:
             return
 
-    def _notice_lag(self) -> None:
+    def _lagged(self) -> Lagged | None:
         late = self._clock() - self._expected_by
         if late <= 0:
-            return
+            return None
         self.lag.count += 1
         self.lag.last_seconds = late + self._patience
         self.lag.worst_seconds = max(self.lag.worst_seconds, self.lag.last_seconds)
@@ -211,6 +212,7 @@ class Driver:
             self.lag.last_seconds,
             2 * self._patience,
         )
+        return Lagged(self.lag.last_seconds)
 
     def _append(self, entry: _Entry) -> None:
         self._inbox.append(entry)

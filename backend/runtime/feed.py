@@ -19,7 +19,7 @@ from typing import Any
 FRAME_SECONDS = 0.25
 REFRESH_SECONDS = 1.0
 """Countdowns and silences change by themselves."""
-PING_SECONDS = 5.0
+PING_SECONDS = 2.0
 MAX_ROUNDS = 400
 MAX_EVENTS = 200
 

@@ -127,9 +127,7 @@ def _methods(node: ast.ClassDef) -> list[str]:
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
             found.append(item.name)
         elif isinstance(item, ast.Assign):
-            found.extend(
-                target.id for target in item.targets if isinstance(target, ast.Name) and _callable(item.value)
-            )
+            found.extend(target.id for target in item.targets if isinstance(target, ast.Name) and _callable(item.value))
     return [name for name in found if not name.startswith("_")]
 
 
@@ -244,22 +242,14 @@ def _metadata_note(metadata: ast.expr | None) -> str:
     if not isinstance(metadata, ast.Dict):
         return ""
     for key, value in zip(metadata.keys, metadata.values, strict=True):
-        if (
-            isinstance(key, ast.Constant)
-            and key.value in ("description", "help")
-            and isinstance(value, ast.Constant)
-        ):
+        if isinstance(key, ast.Constant) and key.value in ("description", "help") and isinstance(value, ast.Constant):
             return str(value.value)
     return ""
 
 
 def _text_of(item: ast.stmt | None) -> str:
     """The sentence of a string that stands alone below a field."""
-    if (
-        isinstance(item, ast.Expr)
-        and isinstance(item.value, ast.Constant)
-        and isinstance(item.value.value, str)
-    ):
+    if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) and isinstance(item.value.value, str):
         return " ".join(item.value.value.split())
     return ""
 
@@ -283,9 +273,7 @@ def checked_value(field: ParamField, value: Any) -> Any:
     if field.type == "int" and isinstance(value, float) and math.isfinite(value) and value.is_integer():
         value = int(value)
     if type(value) is not _TYPES[field.type]:
-        raise JobProblem(
-            "param_type", f"{field.name} must be {_ARTICLE[field.type]}, not {_shown(value)}", field.name
-        )
+        raise JobProblem("param_type", f"{field.name} must be {_ARTICLE[field.type]}, not {_shown(value)}", field.name)
     if isinstance(value, float) and not math.isfinite(value):
         raise JobProblem("param_range", f"{field.name} must be a finite number", field.name)
     if type(value) is int and abs(value) >= INT_LIMIT:

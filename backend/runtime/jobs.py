@@ -114,17 +114,13 @@ def check_params(info: JobInfo, params: dict[str, Any]) -> dict[str, Any]:
     for name in params:
         if name not in known:
             offered = ", ".join(known) or "none"
-            raise JobProblem(
-                "param_unknown", f"{info.name} has no parameter {name!r}; it has: {offered}", name
-            )
+            raise JobProblem("param_unknown", f"{info.name} has no parameter {name!r}; it has: {offered}", name)
     merged: dict[str, Any] = {}
     for field in info.fields:
         if field.name in params:
             merged[field.name] = checked_value(field, params[field.name])
         elif field.required:
-            raise JobProblem(
-                "param_missing", f"{info.name} needs a value for {field.name} ({field.type})", field.name
-            )
+            raise JobProblem("param_missing", f"{info.name} needs a value for {field.name} ({field.type})", field.name)
         else:
             merged[field.name] = field.default
     return merged
@@ -158,9 +154,7 @@ def _locate(job_dir: Path, place: str) -> Path:
             )
         if exists:
             return path
-    raise JobProblem(
-        "job_not_found", f"there is no job file {place} below the job directory; {_offer_files(job_dir)}"
-    )
+    raise JobProblem("job_not_found", f"there is no job file {place} below the job directory; {_offer_files(job_dir)}")
 
 
 def _candidates(place: str) -> list[Path]:
@@ -224,9 +218,7 @@ def _read(path: Path, place: str) -> bytes:
     except OSError as error:
         raise JobProblem("job_not_found", f"{place} cannot be read: {error.strerror or error}") from error
     if len(source) > MAX_FILE_BYTES:
-        raise JobProblem(
-            "job_too_large", f"{place} is over {MAX_FILE_BYTES >> 20} MiB; a job file is source, not data"
-        )
+        raise JobProblem("job_too_large", f"{place} is over {MAX_FILE_BYTES >> 20} MiB; a job file is source, not data")
     return source
 
 
@@ -238,6 +230,4 @@ def _parse(source: bytes, place: str) -> ast.Module:
     except SyntaxError as error:
         raise JobProblem("job_syntax_error", f"{place}:{error.lineno or 1}: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
-        raise JobProblem(
-            "job_syntax_error", f"{place}:1: cannot be parsed: {error or type(error).__name__}"
-        ) from error
+        raise JobProblem("job_syntax_error", f"{place}:1: cannot be parsed: {error or type(error).__name__}") from error

@@ -29,8 +29,9 @@ from backend.core.vocabulary import (
     SendRelay,
     WriteCheckpoint,
 )
+from backend.reduce.outer import outer_optimizer
 from backend.reduce.plane import ReducePlane
-from backend.runtime.checkpoint import Arena, CheckpointPlace, write_checkpoint
+from backend.runtime.checkpoint import CheckpointPlace, Committed, write_checkpoint
 from backend.runtime.driver import Clock, Core, Driver
 from backend.runtime.feed import Feed
 from backend.runtime.limits import Limits
@@ -100,7 +101,11 @@ class LiveRun:
         )
         self.links = RunLinks(self.driver.post)
         self.plane = ReducePlane(
-            send=self._send_chunk, finished=self.driver.post, broken=self.driver.post, clock=services.clock
+            send=self._send_chunk,
+            finished=self.driver.post,
+            broken=self.driver.post,
+            clock=services.clock,
+            outer=outer_optimizer(config),
         )
 
     @property
@@ -162,7 +167,8 @@ class LiveRun:
                 self.links.drop(host, reason)
             case WriteCheckpoint():
                 name = f"run {self.run_id} checkpoint {effect.checkpoint}"
-                self._services.spawn(self._write_checkpoint(effect, self.plane.consensus), name)
+                committed = Committed(self.plane.consensus, self.plane.outer_momentum)
+                self._services.spawn(self._write_checkpoint(effect, committed), name)
             case End(phase=phase, reason=reason):
                 self._outcome = (phase, reason)
                 self.links.finish_all(reason)
@@ -226,9 +232,9 @@ class LiveRun:
             self.checkpoints.append(row)
         self._services.feed.add_row(self.run_id, table, row)
 
-    async def _write_checkpoint(self, effect: WriteCheckpoint, consensus: Arena | None) -> None:
+    async def _write_checkpoint(self, effect: WriteCheckpoint, committed: Committed) -> None:
         clock = self._services.wall_clock
-        written = await asyncio.to_thread(write_checkpoint, self._place, effect, consensus, clock)
+        written = await asyncio.to_thread(write_checkpoint, self._place, effect, committed, clock)
         if written.error:
             self.tally.checkpoint_failures += 1
             log.error("run %d: checkpoint %d was not written: %s", self.run_id, effect.checkpoint, written.error)

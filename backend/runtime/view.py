@@ -64,6 +64,7 @@ def history_view(queries: Queries, run_id: int, wall_now: datetime | None = None
         "samples_done": accepted[-1] if accepted else 0,
         "samples_total": max(accepted, default=0),
         "decision": last.get("decision") or "",
+        "guard": {"verdict": last["verdict"], "reason": last["verdict_reason"]} if last.get("verdict") else None,
         "eval": _evaluation(epochs),
         "throughput": view["throughput"] | {name: summary.get(name) for name in view["throughput"] if name in summary},
         "samples_accepted": accepted,
@@ -133,6 +134,7 @@ def _frame(run: Row) -> View:
         "samples_total": 0,
         "ranks": [],
         "decision": "",
+        "guard": None,
         "loss": run["loss"],
         "eval": None,
         "throughput": dict.fromkeys(

@@ -156,6 +156,8 @@ rounds = Table(
     Column("bytes_down", BigInteger),
     Column("decision", Text),
     Column("params_hash", Text),
+    Column("verdict", String(16)),
+    Column("verdict_reason", Text),
 )
 
 epochs = Table(

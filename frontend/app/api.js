@@ -46,8 +46,8 @@ export async function request(method, path, body) {
     throw unreachable();
   }
   const answer = await readJson(response);
-  // Trading a wrong ticket is refused with 401 too; only the page that shows the form cares about that one.
-  if (response.status === 401 && path !== "session") session.value = "out";
+  // A wrong ticket or token is answered with 401 too: that says nothing about the session that may be there.
+  if (response.status === 401 && !(path === "session" && method === "POST")) session.value = "out";
   if (!response.ok) throw new Problem({ title: response.statusText, ...answer, status: response.status });
   if (path !== "session" || method !== "DELETE") session.value = "in";
   return answer;

@@ -2,7 +2,7 @@
 import { Chart } from "./chart.js";
 import { clock, count, figure, percent, short } from "./format.js";
 import { html, signal, useMemo } from "./html.js";
-import { columns, ends, smooth } from "./points.js";
+import { columns, ends, overall, smooth } from "./points.js";
 import { recall, remember } from "./theme.js";
 import { Choice, Emulated } from "./ui.js";
 
@@ -19,6 +19,7 @@ const AXIS_OPTIONS = [
 const AXIS_KEY = "marchline.axis";
 const SMOOTH_KEY = "marchline.smooth";
 const MOST_SMOOTH = 0.95;
+const RECENT = 10;
 
 const axisName = signal(recall(AXIS_KEY, "round") in AXES ? recall(AXIS_KEY, "round") : "round");
 const weight = signal(Math.min(MOST_SMOOTH, Math.max(0, Number(recall(SMOOTH_KEY, "0.4")) || 0)));
@@ -43,7 +44,7 @@ export function ChartsPanel({ live, epochs }) {
   return html`
     <div class="two-columns">
       <${Loss} data=${data} shared=${shared} epochs=${epochs.value} />
-      <${Rate} data=${data} shared=${shared} emulated=${live.of("emulated").value} />
+      <${Rate} data=${data} points=${points} shared=${shared} emulated=${live.of("emulated").value} />
     </div>
   `;
 }
@@ -105,14 +106,14 @@ function evalLoss(data, epochs) {
   return values;
 }
 
-function Rate({ data, shared, emulated }) {
+function Rate({ data, points, shared, emulated }) {
   const series = useMemo(() => rateSeries(data), [data]);
   return html`
     <${Chart}
       title="Throughput"
       ...${shared}
       series=${series}
-      summary=${rateWords(data)}
+      summary=${rateWords(points)}
       tick=${short}
       zero=${true}
       aside=${emulated && html`<${Emulated} />`}
@@ -125,10 +126,11 @@ const rateSeries = (data) => [
   { key: "ideal", label: "Ideal", colour: "--text-3", values: data.ideal, format: short, dash: [6, 4], width: 1.5 },
 ];
 
-function rateWords(data) {
-  const [, rate] = ends(data.rate) ?? [];
-  const [, ideal] = ends(data.ideal) ?? [];
-  if (rate === undefined) return "No throughput yet.";
-  const share = ideal ? `, ${percent(rate / ideal, 0)} of what these devices could do if none ever waited` : "";
+/** Over the last rounds together: the last of an epoch is short, and says little alone. */
+function rateWords(points) {
+  const rates = overall(points.slice(-RECENT), 0);
+  if (!rates) return "No throughput yet.";
+  const { batches_per_second: rate, efficiency } = rates;
+  const share = efficiency ? `, ${percent(efficiency, 0)} of what these devices could do if none ever waited` : "";
   return `${short(rate)} batches/s${share}.`;
 }

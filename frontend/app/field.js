@@ -52,7 +52,10 @@ const Select = ({ field, value, onInput, attributes }) => html`
     value=${value ?? shown(field, field.fallback)}
     onChange=${(event) => onInput(event.target.value)}
   >
-    ${field.choices.map((choice) => html`<option key=${choice} value=${String(choice)}>${String(choice)}</option>`)}
+    ${field.choices.map(
+      (choice) =>
+        html`<option key=${choice} value=${String(choice)}>${field.names?.[choice] ?? String(choice)}</option>`,
+    )}
   </select>
 `;
 

@@ -117,7 +117,7 @@ export function epochStarts(rounds, first) {
 export function describe(round, rank, label, cell) {
   const where = `Round ${round.round}, ${label}`;
   if (cell.dead) return `${where}: dead`;
-  if (cell.planned === null) return `${where}: no work`;
+  if (!cell.planned) return `${where}: no work`;
   const done = cell.realized === null || cell.realized === cell.planned ? "" : `, ${cell.realized} done`;
   const speed = round.ms_per_batch?.[rank] ? `, ${Number(round.ms_per_batch[rank]).toFixed(1)} ms a batch` : "";
   return `${where}: ${cell.planned} batches${done}${speed}${cell.anchor ? ", anchor" : ""}`;

@@ -22,6 +22,9 @@ export function draw(canvas, { place, rounds, ranks, gone, most, dark, cursor })
   };
   const hatch = hatched(pen, paint);
   ranks.forEach((rank, row) => {
+    // An empty lane, which the rounds fill from the right.
+    pen.fillStyle = paint.empty;
+    pen.fillRect(0, row * place.row, place.left - place.gap, place.row - place.gap);
     for (let column = 0; column < place.columns; column += 1) {
       const cell = cellOf(rounds[place.first + column], rank.rank, gone.get(rank.rank));
       drawCell(pen, {
@@ -41,11 +44,8 @@ export function draw(canvas, { place, rounds, ranks, gone, most, dark, cursor })
 
 function drawCell(pen, { rect, cell, most, dark, hatch, paint, newest }) {
   const { x, y, width, height } = rect;
-  if (cell.dead || cell.planned === null) {
-    pen.fillStyle = paint.empty;
-    pen.fillRect(x, y, width, height);
-    if (!cell.dead) return;
-    pen.fillStyle = hatch;
+  if (cell.dead || !cell.planned) {
+    pen.fillStyle = cell.dead ? hatch : paint.empty;
     pen.fillRect(x, y, width, height);
     return;
   }

@@ -15,20 +15,27 @@ const FILTERS = [
 export function Decisions({ live }) {
   const rounds = live.get("rounds").value;
   const log = useMemo(() => decisionLog(rounds).slice(0, DECISIONS_SHOWN), [rounds]);
-  const item = ({ from, to, text }) => html`
+  const item = ({ from, to, text, against }) => html`
     <li key=${from}>
       <span class="log-when tabular">${from === to ? `round ${count(from)}` : `${count(from)}–${count(to)}`}</span>
-      <span>${text}</span>
+      <span>${text} ${against && html`<${Objection} ...${against} />`}</span>
     </li>
   `;
   return html`
     <${Panel} title="Decisions" note="Why ElChe dealt as it did">
       ${log.length
-        ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Decisions, newest first">${log.map(item)}</ol>`
+        ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Decisions, newest first">
+            ${log.map(item)}
+          </ol>`
         : html`<${Empty} className="steady">ElChe decides when a round closes. Its reasons are kept here.<//>`}
     <//>
   `;
 }
+
+/** Why the window may not grow, or must shrink: what the guard or the meta-controller saw. */
+const Objection = ({ heading, text }) => html`
+  <span class="objection tone-warn"><${Icon} name="warn" size=${14} /><strong>${heading}:</strong> ${text}</span>
+`;
 
 export function Events({ live }) {
   const [filter, setFilter] = useState("all");
@@ -36,13 +43,14 @@ export function Events({ live }) {
   const wanted = all.filter((event) => filter === "all" || event.level !== "info");
   const shown = wanted.slice(-EVENTS_SHOWN).reverse();
   const aside = html`<${Choice} legend="Show" value=${filter} options=${FILTERS} onPick=${setFilter} />`;
+  const nothing = filter === "all" ? "Nothing has happened yet." : "No trouble so far.";
   return html`
     <${Panel} title="Events" aside=${aside}>
       ${shown.length
         ? html`<ol class="log tall-scroll steady" tabindex="0" aria-label="Events, newest first">
             ${shown.map((event) => html`<${Event} key=${event.id ?? event.at + event.text} event=${event} />`)}
           </ol>`
-        : html`<${Empty} className="steady">${filter === "all" ? "Nothing has happened yet." : "No trouble so far."}<//>`}
+        : html`<${Empty} className="steady">${nothing}<//>`}
     <//>
   `;
 }

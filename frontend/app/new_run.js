@@ -3,7 +3,7 @@ import { useAct } from "./acts.js";
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Advanced, JobPanel, Summary, TrainingPanel, WindowPanel } from "./new_run_panels.js";
-import { ALL_FIELDS } from "./run_fields.js";
+import { ALL_FIELDS, applies } from "./run_fields.js";
 import { fieldsOf, parse } from "./schema.js";
 
 const BLANK = { job: "", name: "", mode: "cpu_cadence", start_mode: "manual", values: {}, params: {} };
@@ -21,7 +21,7 @@ export function NewRun() {
   }, []);
   useEffect(() => {
     const errors = create.problem?.errors ?? [];
-    if (errors.length) setProblems(Object.fromEntries(errors.map((error) => [error.field, error.text])));
+    if (errors.length) setProblems(Object.fromEntries(errors.map((error) => [placeOf(error.field), error.text])));
   }, [create.problem]);
   useEffect(() => reveal(element.current), [problems]);
   const submit = async (event) => {
@@ -80,7 +80,9 @@ function useSchema(job) {
   return { fields: [], problem: null, note: named ? "Reading the job …" : "They are shown once a job is chosen." };
 }
 
-const applies = (field, form) => !(field.automatic && form.start_mode === "manual");
+/** The field of the form that a refusal is about: "speed_hint.0" is a part of "speed_hint". */
+const placeOf = (name) => (name.startsWith("params.") ? name : name.split(".")[0]);
+
 const typedIn = (field, values) => values[field.name] ?? (field.kind === "boolean" ? field.fallback : "");
 
 /** Everything that the page itself can see is wrong, by field. */

@@ -3,7 +3,7 @@ import { jobParts, plural, span } from "./format.js";
 import { Field } from "./field.js";
 import { html, useState } from "./html.js";
 import { Icon } from "./icons.js";
-import { ADVANCED, MODES, START_MODES, TRAINING, WINDOW, promise } from "./run_fields.js";
+import { ADVANCED, MODES, START_MODES, TRAINING, WINDOW, applies, promise } from "./run_fields.js";
 import { parse } from "./schema.js";
 import { Notice, Panel } from "./ui.js";
 
@@ -80,7 +80,6 @@ export function TrainingPanel({ form, change, problems }) {
 }
 
 export function WindowPanel({ form, change, problems }) {
-  const fields = WINDOW.filter((field) => form.start_mode !== "manual" || !field.automatic);
   return html`
     <${Panel} title="Join window">
       <${Cards}
@@ -90,13 +89,14 @@ export function WindowPanel({ form, change, problems }) {
         onPick=${(mode) => change({ start_mode: mode })}
         problem=${problems.start_mode}
       />
-      <${Settings} fields=${fields} form=${form} change=${change} problems=${problems} />
+      <${Settings} fields=${WINDOW} form=${form} change=${change} problems=${problems} />
     <//>
   `;
 }
 
 export function Advanced({ form, change, problems }) {
-  const changed = ADVANCED.flatMap((group) => group.fields).filter((field) => field.name in form.values).length;
+  const offered = ADVANCED.flatMap((group) => group.fields).filter((field) => applies(field, form));
+  const changed = offered.filter((field) => field.name in form.values).length;
   return html`
     <details class="panel advanced">
       <summary>
@@ -115,8 +115,9 @@ export function Advanced({ form, change, problems }) {
 
 function Settings({ fields, form, change, problems, children }) {
   const set = (name) => (value) => change({ values: { ...form.values, [name]: value } });
+  const offered = fields.filter((field) => applies(field, form));
   return html`
-    <${Fields} fields=${fields} values=${form.values} set=${set} problems=${problems}>${children}<//>
+    <${Fields} fields=${offered} values=${form.values} set=${set} problems=${problems}>${children}<//>
   `;
 }
 
@@ -178,8 +179,7 @@ export function Summary({ form, create, count }) {
 
 /** The window's terms as typed, or their defaults. */
 function terms(form) {
-  const manual = form.start_mode === "manual";
   const value = (field) => parse(field, form.values[field.name] ?? "").value ?? field.fallback;
-  const fields = WINDOW.filter((field) => !(manual && field.automatic));
+  const fields = WINDOW.filter((field) => applies(field, form));
   return { start_mode: form.start_mode, ...Object.fromEntries(fields.map((field) => [field.name, value(field)])) };
 }

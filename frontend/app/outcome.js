@@ -85,7 +85,7 @@ function Death({ death }) {
     ["Peak memory", death.peak_rss_bytes ? bytes(death.peak_rss_bytes) : MISSING],
   ];
   const place = death.host_name || `host ${death.host}`;
-  const said = [death.exception, death.message].filter(Boolean).join(": ");
+  const said = death.exception && [death.exception, death.message].filter(Boolean).join(": ");
   return html`
     <li class="death">
       <div class="death-head">

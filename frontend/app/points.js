@@ -8,9 +8,10 @@ export const POINTS_KEPT = 1600;
 
 const sum = (map) => Object.values(map ?? {}).reduce((total, n) => total + (n ?? 0), 0);
 
-/** One stored round as a point. `ideal` is the rate in batches/s if no device ever waited. */
+/** A stored round as a point. `ideal`: batches/s if no living device ever waited; null until every one is timed. */
 export function pointOf(row) {
-  const speeds = Object.entries(row.ms_per_batch ?? {}).filter(([rank, ms]) => ms > 0 && row.planned?.[rank] > 0);
+  const paces = Object.values(row.ms_per_batch ?? {});
+  const timed = paces.length > 0 && paces.every((ms) => ms > 0);
   return {
     round: row.round,
     last: row.round,
@@ -18,7 +19,7 @@ export function pointOf(row) {
     samples: row.samples ?? 0,
     seconds: row.seconds ?? 0,
     batches: sum(row.realized),
-    ideal: speeds.length ? speeds.reduce((total, [, ms]) => total + 1000 / ms, 0) : null,
+    ideal: timed ? paces.reduce((total, ms) => total + 1000 / ms, 0) : null,
     loss: Number.isFinite(row.loss) ? row.loss : null,
   };
 }

@@ -7,6 +7,11 @@ export const MODES = [
     text: "Each device does as many batches as it can in the same time, then all average. For unequal devices.",
   },
   {
+    key: "cpu_async",
+    title: "Async",
+    text: "Like cadence, but nobody waits: devices work ahead while the average is made. For slow links and big models.",
+  },
+  {
     key: "cpu_sync",
     title: "Sync",
     text: "Every device does one batch, then all average. The slow one holds the others up; useful to compare.",
@@ -36,10 +41,16 @@ const integer = field("integer");
 const number = field("number");
 const flag = field("boolean");
 const json = field("json");
+const choice = field("choice");
 const AT_LEAST_1 = { min: 1 };
 const AT_LEAST_2 = { min: 2 };
 const SECONDS = { unit: "s" };
 const OPTIONAL = { optional: true };
+
+/** Whether a field has a say in this form: the server refuses settings without an effect by name. */
+export const applies = (field, form) => field.when?.(form) ?? true;
+
+const chosen = (form, field) => form.values[field.name] ?? field.fallback;
 
 export const TRAINING = [
   integer("epochs", "Epochs", 1, "Passes over the data, by the cohort together", AT_LEAST_1),
@@ -52,11 +63,14 @@ export const WINDOW = [
   integer("target", "Target", undefined, "Starts at once with so many ranks; empty: wait for the window", {
     ...AT_LEAST_2,
     ...OPTIONAL,
-    automatic: true, // no part of a manual window
+    when: (form) => form.start_mode !== "manual",
   }),
   number("window_seconds", "Window", 300, "Seconds in which hosts may join", SECONDS),
   number("cap_seconds", "Hard cap", 600, "Seconds after which a window without a start fails", SECONDS),
 ];
+
+/** Whether ranks go on while a round is open. */
+const ahead = (form) => form.mode.endsWith("_async");
 
 const SCHEDULER = [
   integer("initial_anchor", "First anchor", 10, "Batches the slow device does per window, before tuning", AT_LEAST_1),
@@ -65,7 +79,7 @@ const SCHEDULER = [
     ...OPTIONAL,
   }),
   integer("max_anchor", "Most anchor", 1000, "Never more batches for the slow device", AT_LEAST_1),
-  number("overhead_target", "Overhead target", 0.05, "Share of time the reduce may take; the anchor grows to hold it", {
+  number("overhead_target", "Overhead target", 0.04, "Share of time the reduce may take; the anchor grows to hold it", {
     min: 0.01,
     max: 0.5,
   }),
@@ -73,8 +87,66 @@ const SCHEDULER = [
     ...AT_LEAST_1,
     ...OPTIONAL,
   }),
+  json("speed_hint", "Speed hint", undefined, "Slow rank, and how many times as fast the rest are: [2, 2.5]", {
+    ...OPTIONAL,
+    example: [2, 2.5],
+    check: (pair) => Array.isArray(pair) && pair.length === 2 && pair.every(Number.isFinite),
+    when: (form) => !form.mode.endsWith("_sync"),
+  }),
+  json("fixed_counts", "Forced allotments", undefined, "By rank, such as [4, 2, 1]; empty: ElChe decides", {
+    ...OPTIONAL,
+    example: [4, 2, 1],
+    check: (counts) => Array.isArray(counts) && counts.every(Number.isInteger),
+  }),
+  integer("max_overshoot", "Batches ahead", undefined, "How far past its share a rank may work; empty: as fits a round", {
+    min: 0,
+    ...OPTIONAL,
+    when: ahead,
+  }),
+];
+
+const GUARD = choice("guard", "Guard", "level", "Objects to longer windows when the replicas drift apart", {
+  choices: ["level", "growth", "none"],
+  names: { level: "by the level of the distance", growth: "by the growth of the distance", none: "none" },
+});
+const DRIFT = [
+  GUARD,
+  number("guard_threshold", "Guard's threshold", 0.05, "Relative distance of a replica that is still near", {
+    min: 0,
+    when: (form) => chosen(form, GUARD) === "level",
+  }),
+  flag("meta_controller", "Meta-controller", true, "Shortens the window after a fall of the learning rate"),
+];
+
+const WRITE_BACK = choice("write_back", "Write-back", "delta", "What becomes of batches done while the round was open", {
+  choices: ["delta", "blend", "overwrite"],
+  names: { delta: "delta: keep them on top", blend: "blend: a share of each", overwrite: "overwrite: drop them" },
+  when: ahead,
+});
+
+const OUTER = choice("outer_optimizer", "Outer optimizer", "none", "Makes each round's average a step of its own", {
+  choices: ["none", "nesterov"],
+  names: { none: "none: adopt the average", nesterov: "Nesterov (DiLoCo)" },
+});
+const outer = (form) => chosen(form, OUTER) !== "none";
+const AVERAGE = [
   number("gamma", "Work weighting", 1, "Exponent of a rank's weight in the average: 1 by work done, 0 all alike"),
-  json("fixed_counts", "Forced allotments", undefined, "By rank, such as [4, 2, 1]; empty: ElChe decides", OPTIONAL),
+  WRITE_BACK,
+  number("blend_alpha", "Blend", 0.5, "The consensus' share when blending, above 0 up to 1", {
+    min: 0,
+    max: 1,
+    when: (form) => ahead(form) && chosen(form, WRITE_BACK) === "blend",
+  }),
+  OUTER,
+  number("outer_lr", "Outer learning rate", 0.7, "Length of the outer step; 1 without momentum is the average", {
+    min: 0,
+    max: 10,
+    when: outer,
+  }),
+  number("outer_momentum", "Outer momentum", 0.9, "How much of the steps before goes on, from 0 to below 1", {
+    min: 0,
+    when: outer,
+  }),
 ];
 
 const PATIENCE = [
@@ -100,11 +172,13 @@ const CHECKS = [
 
 export const ADVANCED = [
   { title: "ElChe, the scheduler", fields: SCHEDULER },
+  { title: "Drift of the replicas", fields: DRIFT },
+  { title: "Average", fields: AVERAGE },
   { title: "Patience", fields: PATIENCE },
   { title: "Checks", fields: CHECKS },
 ];
 
-export const ALL_FIELDS = [...TRAINING, ...WINDOW, ...SCHEDULER, ...PATIENCE, ...CHECKS];
+export const ALL_FIELDS = [...TRAINING, ...WINDOW, ...ADVANCED.flatMap((group) => group.fields)];
 
 /** The words of what will happen, so that nobody has to guess from four numbers. `span` writes seconds. */
 export function promise({ start_mode: mode, quorum, target, window_seconds: wait, cap_seconds: cap }, span) {

@@ -72,9 +72,11 @@ function parseNumber(field, text) {
 }
 
 function parseJson(field, text) {
+  const example = JSON.stringify(field.fallback ?? field.example ?? [1, 2]);
   try {
-    return { value: JSON.parse(text) };
+    const value = JSON.parse(text);
+    return field.check?.(value) ?? true ? { value } : { problem: `${field.label} must look like ${example}` };
   } catch {
-    return { problem: `${field.label} must be JSON, such as ${JSON.stringify(field.fallback ?? [1, 2])}` };
+    return { problem: `${field.label} must be JSON, such as ${example}` };
   }
 }

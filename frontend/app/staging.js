@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { count, plural } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
 import { Icon } from "./icons.js";
+import { Outlook } from "./outlook.js";
 import { Age, Roster } from "./roster.js";
 import { isEnded } from "./store.js";
 import { Panel, State } from "./ui.js";
@@ -19,7 +20,7 @@ export function Staging({ live, phase }) {
       <div class="staging-main">
         ${open && html`<${Join} />`}
         <${Roster} live=${live} phase=${phase} />
-        ${phase !== "forming" && html`<${Door} live=${live} />`}
+        ${open && html`<${Outlook} live=${live} />`} ${phase !== "forming" && html`<${Door} live=${live} />`}
       </div>
     </div>
   `;

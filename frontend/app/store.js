@@ -7,8 +7,8 @@
  */
 import { addPoints } from "./points.js";
 
-/** More than 5 s of silence: the server speaks at least every 5 s, and a frame may be a little late. */
-export const STALE_AFTER_MS = 6000;
+/** More than 5 s of silence: the server speaks every 2 s, and a frame may be late. */
+export const STALE_AFTER_MS = 5000;
 export const ROUNDS_KEPT = 400;
 export const EVENTS_KEPT = 500;
 

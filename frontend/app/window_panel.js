@@ -4,7 +4,7 @@ import { patch, post } from "./api.js";
 import { seconds } from "./connection.js";
 import { Field } from "./field.js";
 import { MISSING, clock, count, plural, words } from "./format.js";
-import { html, useState } from "./html.js";
+import { html, useEffect, useState } from "./html.js";
 import { Icon } from "./icons.js";
 import { parse } from "./schema.js";
 import { toast } from "./toasts.js";
@@ -116,6 +116,7 @@ function Start({ live, terms }) {
     await post(`runs/${live.id}/start`);
     toast("Start! The world forms now.", "good");
   });
+  useEffect(clear, [terms.verdict]); // what was missing then may be here now
   const dismiss = html`
     <button type="button" class="icon-button" aria-label="Dismiss" onClick=${clear}><${Icon} name="cross" /></button>
   `;

@@ -107,6 +107,7 @@ def test_the_token_is_compared_whole_and_names_a_cookie_without_telling() -> Non
     assert token.matches("correct horse battery staple")
     for wrong in ("", "correct horse battery stapl", "correct horse battery staple ", "\udcff", "é"):
         assert not token.matches(wrong)
+    assert not any(token.matches(f"guess {number}") for number in range(2000))
     assert token.cookie_name != OperatorToken("another").cookie_name
     assert token.cookie_name == OperatorToken("correct horse battery staple").cookie_name
     assert "horse" not in token.cookie_name

@@ -51,7 +51,19 @@ def test_every_route_but_the_public_ones_demands_a_credential(api: Api) -> None:
 
 def test_unknown_paths_and_methods_demand_a_credential_too(api: Api) -> None:
     for method in METHODS:
-        for path in ("/nope", "/api/v1", "/api/v1/runs/", "//api/v1/runs", "/api/v2/runs", "/ws/join", "/docs/"):
+        for path in (
+            "/nope",
+            "/api/v1",
+            "/api/v1/runs/",
+            "//api/v1/runs",
+            "/api/v2/runs",
+            "/ws/join",
+            "/docs/",
+            "/app",
+            "/apps/x",
+            "/vendor",
+            "/vendors",
+        ):
             assert api.anybody(method, path).status_code == 401, (method, path)
     for method in METHODS[2:]:
         for path in ("/", "/livez", "/app/main.js", "/vendor/lib.js", "/version"):

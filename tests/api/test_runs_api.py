@@ -52,6 +52,10 @@ def test_the_bodys_defaults_are_the_configurations(api: Api) -> None:
     assert bodies.RunCreate(job="x").config() == RunConfig(job="x")
     assert set(bodies.RunCreate.model_fields) == set(RunConfig.__dataclass_fields__)
     assert bodies.RunCreate(job="x", fixed_counts=[3, 1]).config().fixed_counts == (3, 1)
+    assert bodies.RunCreate(job="x", speed_hint=[2, 2.5]).config().speed_hint == (2, 2.5)
+    assert [problem.code for problem in bodies.RunCreate(job="x", speed_hint=[0.5, 2]).config().problems()] == [
+        "rank_invalid"
+    ]
 
 
 def test_the_live_view_and_the_history_have_every_promised_key(api: Api) -> None:

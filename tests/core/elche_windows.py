@@ -19,6 +19,21 @@ def window(ms_per_batch: dict[int, float], batches: int = 10) -> WindowReport:
     )
 
 
+def ran(
+    counts: dict[int, int], ms_per_batch: dict[int, float], *, sync_ms: float = 0.0, fill_ms: float = 0.0
+) -> WindowReport:
+    """A window of these counts at these rates, after a round of ``sync_ms``; every rank's start-up took ``fill_ms``."""
+    return WindowReport(
+        ms={rank: ms * counts[rank] for rank, ms in ms_per_batch.items()},
+        batches=dict(counts),
+        fill_ms=dict.fromkeys(counts, fill_ms),
+        sync_ms=sync_ms,
+        scale="delivered",
+        compute_seconds=dict.fromkeys(counts, 0.0),
+        data_seconds=dict.fromkeys(counts, 0.0),
+    )
+
+
 def calibrated(ms_per_batch: dict[int, float], reports: int = 1, **knobs) -> ElChe:
     elche = ElChe(ms_per_batch, **knobs)
     for _ in range(reports):

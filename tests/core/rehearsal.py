@@ -62,13 +62,14 @@ class Rehearsal(Theatre):
             super().spawn(host, assignments)
 
     def acknowledgement(self, played: PlayedRank, packed: Packed, when: float) -> SyncAck:
-        w = played.w + (self.flaw == (played.rank, packed.round))
+        flawed = self.flaw == (played.rank, packed.round)
+        w = played.w + flawed
         return SyncAck(
             round=packed.round,
             divergence=0.0,
             pre_norm=w,
             post_norm=w,
-            params_hash=f"{w:.6f}",
+            params_hash=f"{w:.6f}" if flawed else self.hash(played),
             pack_ms=0.1,
             load_ms=0.1,
             wait_ms=0.0,

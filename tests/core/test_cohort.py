@@ -6,7 +6,7 @@ import pytest
 from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
-from backend.core.vocabulary import Effect, OpenRound, SendRank, SendRelay
+from backend.core.vocabulary import Effect, Lagged, OpenRound, SendRank, SendRelay
 from wire.messages import RoundCommitted, StartChunk
 
 
@@ -70,7 +70,7 @@ def test_gamma_weighs_the_average(gamma: float) -> None:
 
 @pytest.mark.parametrize("speeds", [(5.0, 5.0), (5.0, 10.0, 20.0), (3.0, 5.0, 8.0, 13.0, 40.0)])
 @pytest.mark.parametrize("samples", [97, 256])
-@pytest.mark.parametrize("mode", ["cpu_cadence", "cpu_sync"])
+@pytest.mark.parametrize("mode", ["cpu_cadence", "cpu_sync", "cpu_async"])
 def test_every_sample_is_trained_exactly_once_an_epoch(speeds: tuple[float, ...], samples: int, mode: str) -> None:
     play = formed(*((ms,) for ms in speeds), samples=samples, batch_size=4, epochs=3, mode=mode).run()
     assert play.end and play.end.phase == "done", play.end
@@ -80,7 +80,7 @@ def test_every_sample_is_trained_exactly_once_an_epoch(speeds: tuple[float, ...]
 
 
 def test_allotments_follow_speed() -> None:
-    play = formed((5.0,), (10.0,), (20.0,), samples=2000, epochs=2).run()
+    play = formed((5.0,), (10.0,), (20.0,), samples=2000, epochs=2, max_anchor=2).run()
     assert play.cohort.march is not None
     assert play.cohort.march.training.scheduler.counts == {0: 8, 1: 4, 2: 2}
     view = play.cohort.snapshot(play.now)
@@ -101,7 +101,7 @@ def test_each_window_is_timed_afresh() -> None:
 
 def test_nobody_idles_longer_than_the_slowest_batch() -> None:
     """Inside a full window all ranks finish within one batch of the anchor."""
-    play = formed((5.0,), (10.0,), (20.0,), samples=700, epochs=1).run()
+    play = formed((5.0,), (10.0,), (20.0,), samples=700, epochs=1, max_anchor=2).run()
     full = [row for row in play.rows("rounds") if row["planned"] == {0: 8, 1: 4, 2: 2}]
     assert len(full) > 10
     assert all(row["seconds"] < 2 * 0.020 + 0.020 for row in full)
@@ -200,6 +200,18 @@ class TestDeaths:
         play = formed((10.0,), (10.0,), samples=20).run()
         assert play.end and play.end.phase == "done"
         assert play.rows("deaths") == []
+
+
+class TestLag:
+    def test_a_controller_that_stood_still_does_not_hold_it_against_its_hosts(self) -> None:
+        play = formed((50.0,), (50.0,), samples=4000)
+        play.at(3.0, lambda: play.freeze("host-1"))
+        play.at(20.0, lambda: play.feed(Lagged(12.0)))
+        play.run(until=40.0)
+        assert play.rows("deaths") == []
+        play.run(until=50.0)
+        assert [row["rank"] for row in play.rows("deaths")] == [1]
+        assert "controller_lagged" in play.events()
 
 
 class TestOperator:

@@ -7,8 +7,9 @@ import pytest
 from elche_windows import calibrated, window
 
 from backend.core.config import RunConfig
-from backend.core.elche import ElChe, scheduler_for
+from backend.core.elche import ElChe
 from backend.core.elche_fixed import FixedCounts
+from backend.core.scheduling import scheduler_for
 
 # ------------------------------------------------------------------------------------------------ deaths
 
@@ -88,14 +89,14 @@ def test_the_recent_share_covers_ten_windows():
     elche = ElChe([0, 1])
     elche.report_window(window({0: 10.0, 1: 30.0}))  # 30 and 10
     for _ in range(9):
-        elche.report_window(window({0: 30.0, 1: 30.0}))
+        elche.report_window(window({0: 12.0, 1: 30.0}))
     share_with_the_first = elche.recent_share()[0]
-    elche.report_window(window({0: 30.0, 1: 30.0}))
+    elche.report_window(window({0: 12.0, 1: 30.0}))
 
-    assert elche.counts == {0: 10, 1: 10}
-    # mean rates 10, 20, 23.3, 25, 26 and then 30: counts 30, 15, 13, 12, 12 and five times 10
-    assert share_with_the_first == 132 / 232
-    assert elche.recent_share()[0] == 112 / 212
+    assert elche.counts == {0: 25, 1: 10}
+    # mean rates 10, 11, 11.3, 11.5, 11.6 and then 12: counts 30, four times 27 (the dead zone), then 25
+    assert share_with_the_first == 263 / 363
+    assert elche.recent_share()[0] == 258 / 358
 
 
 def test_the_anchors_window_in_milliseconds():

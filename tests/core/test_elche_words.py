@@ -2,6 +2,8 @@
 
 import pytest
 
+from backend.core import elche_words as words
+from backend.core.elche_growth import Pressure
 from backend.core.elche_words import explain
 
 
@@ -134,3 +136,62 @@ def test_the_summary_gives_the_span():
     sentence = say(counts, counts, rates, 7)
 
     assert sentence.endswith("3 more ranks get between 14 and 16.")
+
+
+# ------------------------------------------------------------------------------------------- the anchor moves
+
+
+GROWTH = words.moved("The last round cost 11 % of the window (target 5 %)", 20, 23)
+
+
+def test_why_the_anchor_grew_goes_first():
+    sentence = say({0: 50, 1: 20}, {0: 58, 1: 23}, {0: 10.0, 1: 25.0}, 1, moves=[GROWTH])
+
+    assert sentence == (
+        "The last round cost 11 % of the window (target 5 %), so the anchor grows from 20 to 23 batches: "
+        "rank 1 sets the pace at 25.0 ms a batch and gets 23; rank 0 is 2.5 times as fast and gets 58."
+    )
+
+
+def test_a_growth_within_the_dead_zone_says_that_it_waits():
+    sentence = say({0: 150, 1: 60}, {0: 150, 1: 60}, {0: 10.0, 1: 25.0}, 1, moves=[words.moved("It cost", 60, 61)])
+
+    assert sentence.endswith("keeps 150. So small a change does not move the allotments yet.")
+    assert "So small" not in say({0: 1}, {0: 1}, {0: 1.0}, 0, moves=[GROWTH], cap=1)
+    assert "So small" not in say({0: 1}, {0: 1}, {0: 1.0}, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "clause"),
+    [(20, 23, "X, so the anchor grows from 20 to 23 batches"), (2, 1, "X, so the anchor shrinks from 2 to 1 batch")],
+)
+def test_how_an_anchor_moves(before, after, clause):
+    assert words.moved("X", before, after) == clause
+
+
+def test_several_moves_are_one_sentence():
+    assert words.joined(["The one, so", "The other, so"]) == "The one, so; the other, so"
+
+
+@pytest.mark.parametrize(
+    ("overhead", "target", "fill", "text"),
+    [
+        (0.1935, 0.05, 0.0, "The last round cost 19 % of the window (target 5 %)"),
+        (0.0566, 0.05, 0.0, "The last round cost 5.7 % of the window (target 5 %)"),
+        (0.0995, 0.07, 0.09, "The last round cost 10 % of the window (target 7 %)"),
+        (0.0994, 0.025, 0.1, "The last round and the window's cold start cost 9.9 % of the window (target 2.5 %)"),
+        (0.996, 0.5, 1.0, "The last round and the window's cold start cost 100 % of the window (target 50 %)"),
+    ],
+)
+def test_how_an_overhead_reads(overhead, target, fill, text):
+    assert words.pressed(Pressure(overhead, target, target, fill)) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 more round"), (4, "4 more rounds")])
+def test_rounds_to_come(count, text):
+    assert words.rounds(count) == text
+
+
+@pytest.mark.parametrize(("ms", "text"), [(105.4, "105 ms"), (999.0, "999 ms"), (1000.0, "1.0 s"), (12345.0, "12.3 s")])
+def test_how_long_an_errand_takes(ms, text):
+    assert f"an errand will take {text} of its window." in say({0: 9}, {0: 1}, {0: 1.0}, 0, slack={0: ms})

@@ -111,6 +111,7 @@ def test_once_closed_the_world_is_frozen():
     for refusal in (window.start(12.0), window.extend(10.0, 12.0), window.change(quorum=2), window.turn_away(0, 12.0)):
         assert refusal.code == "window_closed"
     assert [missing.code for missing in window.missing(12.0)] == ["window_closed"]
+    assert window.hello(6, hello("gpu-z"), "10.0.0.6", 12.0).reason.startswith("The join window of run 3 is closed")
     assert window.next_deadline() is None
     assert window.expire(9999.0) == []
     with pytest.raises(ValueError, match="closed already"):
@@ -250,6 +251,14 @@ def test_a_changed_quorum_counts_against_a_later_target():
     assert window.change(target=3).code == "target_below_quorum"
 
 
+def test_a_quorum_may_be_as_large_as_the_world():
+    window = JoinWindow(CONFIG, 0.0, world_capacity=8)
+
+    assert window.change(quorum=8) is None
+    assert window.change(quorum=9).code == "quorum_above_capacity"
+    assert window.quorum == 8
+
+
 def test_turning_a_host_away():
     window = seated(1, 1, 1)
 
@@ -287,6 +296,24 @@ def test_looking_at_the_window_makes_nobody_oversleep():
     window.window_remaining(301.0)
 
     assert window.next_deadline() == 300.0
+
+
+def test_every_time_counts_from_the_opening():
+    window = JoinWindow(CONFIG, 1000.0)
+    assert [window.verdict(at).code for at in (1000.0, 1299.9, 1300.0, 1599.9, 1600.0)] == [
+        "window_open",
+        "window_open",
+        "grace",
+        "grace",
+        "quorum_not_met",
+    ]
+    assert window.next_deadline() == 1300.0
+
+    assert window.extend(0.5, 1590.0) is None
+
+    assert (window.window_seconds, window.cap_seconds) == (590.5, 600.5)
+    assert window.extend(86400.0, 1590.0) is None
+    assert window.window_seconds == 86990.5
 
 
 def test_a_silent_candidate_is_refused_in_time():

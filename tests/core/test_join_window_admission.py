@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from join_hosts import CONFIG, LAYOUT, devices, hello, join, report, seated, versions, with_tensor
 
-from backend.core.join_admission import first_difference, nccl_release, vendor
+from backend.core.join_admission import clipped, first_difference, nccl_release, vendor
 from backend.core.join_window import Admission, JoinWindow, Offer, Refusal
 from wire.messages import WIRE_VERSION, Device, JobOffer, ProbeReport, TensorSpec
 
@@ -54,8 +54,17 @@ def test_refused_at_the_hello(says, code, permanent, words):
     assert refusal.reason.endswith(".")
 
 
-def test_the_largest_host_and_the_exact_run_are_welcome():
-    assert isinstance(answer_to(hello(count=256, run=3)), Offer)
+@pytest.mark.parametrize("says", [hello(count=256), hello(run=3), hello("x" * 253), hello(" gpu b ")])
+def test_the_largest_that_is_allowed_is_welcome(says):
+    assert isinstance(answer_to(says), Offer)
+
+
+@pytest.mark.parametrize(
+    ("text", "length", "shown"),
+    [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("", 3, ""), ("a\tb\x1b", 9, "a?b?"), ("x" * 99, 5, "xxxx…")],
+)
+def test_a_peers_words_are_clipped(text, length, shown):
+    assert clipped(text, length) == shown
 
 
 def test_a_window_without_a_number_gates_no_run():
@@ -166,6 +175,15 @@ def test_a_dataset_must_have_a_sample_for_every_rank_and_the_numbers_are_said():
     assert refusal.code == "dataset_too_small"
     assert "The dataset has 3 samples, but with gpu-b the world would have 4 ranks" in refusal.reason
     assert isinstance(join(window, 3, hello("gpu-c", 1), three), Admission)  # 3 samples, 3 ranks
+
+
+def test_one_sample_trains_one_rank():
+    window = seated()
+    assert isinstance(join(window, 1, hello("gpu-a"), report(dataset_size=1)), Admission)
+
+    refusal = join(window, 2, hello("gpu-b"), report(dataset_size=1))
+
+    assert (refusal.code, "has 1 sample, but" in refusal.reason) == ("dataset_too_small", True)
 
 
 def test_the_controllers_own_file_is_the_first_authority():

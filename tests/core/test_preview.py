@@ -49,6 +49,16 @@ def test_one_batch_each_keeps_the_fast_waiting() -> None:
     assert found.expectation.round_share == pytest.approx(0.05 / 0.09, abs=0.001)
 
 
+def test_where_rounds_overlap_work_only_packing_and_loading_stop_it() -> None:
+    beside, between = (preview(outlook(10.0, 40.0, mode=mode)).expectation for mode in ("cpu_async", "cpu_cadence"))
+    assert beside is not None and between is not None
+    assert beside.round_seconds == between.round_seconds == 0.05
+    # 4 MB twice at the speed of memory in each window, and the last round of the epoch as a whole
+    stopped = beside.windows * 0.002 + 0.048
+    assert beside.round_share == pytest.approx(stopped / beside.epoch_seconds)
+    assert beside.efficiency > between.efficiency
+
+
 def test_forced_counts_are_kept() -> None:
     assert counts(preview(outlook(10.0, 10.0, fixed_counts=(3, 1)))) == [3, 1]
 

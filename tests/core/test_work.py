@@ -287,3 +287,45 @@ def test_no_order_of_moves_loses_or_doubles_a_sample(samples, batch_size, script
         assert uncovered == {i for i, state in enumerate(oracle) if state != "accepted"}
         assert pool.is_done == (not uncovered)
         assert pool.is_dealt == ("pool" not in oracle)
+
+
+class TestAcceptBatches:
+    """What a round accepts of a rank that works ahead: the first batches that it was dealt, whatever its chunks."""
+
+    def test_chunks_are_cut_at_batches_and_the_rest_stays_in_flight(self) -> None:
+        pool = EpochPool(0, 30, 4)
+        pool.take(2, 0)
+        pool.take(1, 1)
+        pool.take(5, 0)
+        assert pool.held_batches(0) == 7
+        assert pool.accept_batches({0: 3, 1: 0}) == 12
+        assert (pool.accepted_samples, pool.held_batches(0), pool.held_batches(1)) == (12, 4, 1)
+        assert pool.in_flight_ranges(0) == [Range(16, 14)]
+        pool.check()
+        assert pool.accept_batches({0: 4, 1: 1}) == 18
+        assert pool.is_done
+        pool.check()
+
+    def test_the_partial_batch_counts_as_one(self) -> None:
+        pool = EpochPool(0, 9, 4)
+        pool.take(3, 0)
+        assert pool.accept_batches({0: 2}) == 8
+        assert pool.accept_batches({0: 1}) == 1
+        assert pool.is_done
+
+    def test_more_than_was_dealt_is_refused_and_changes_nothing(self) -> None:
+        pool = EpochPool(0, 20, 4)
+        pool.take(2, 0)
+        pool.take(2, 1)
+        with pytest.raises(WorkError, match="rank 1 contributed 3 batches of epoch 0, but holds 2"):
+            pool.accept_batches({0: 2, 1: 3})
+        assert (pool.accepted_samples, pool.held_batches(0), pool.held_batches(1)) == (0, 2, 2)
+        pool.check()
+
+    def test_a_death_returns_the_rest_and_only_the_rest(self) -> None:
+        pool = EpochPool(0, 40, 4)
+        pool.take(5, 0)
+        pool.accept_batches({0: 2})
+        assert pool.forfeit(0) == [Range(8, 12)]
+        assert pool.take(9, 1) == Range(8, 32)
+        pool.check()

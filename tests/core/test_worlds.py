@@ -25,7 +25,7 @@ def play_world(seed: int) -> Rehearsal:
         job="odometer.py:Odometer",
         batch_size=dice.choice([1, 3, 8]),
         epochs=dice.randint(1, 3),
-        mode=dice.choice(["cpu_cadence", "cpu_sync"]),
+        mode=dice.choice(["cpu_cadence", "cpu_sync", "cpu_async"]),
         initial_anchor=dice.choice([1, 2, 10]),
         start_mode="auto",
         quorum=world,

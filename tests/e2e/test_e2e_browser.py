@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,19 +10,10 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from chromium import chromium, needs_chromium
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 from stage import ROOT, Stage, environment, stage
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 SPEEDS = {"swift": 20, "steady": 40, "slow": 80}
 SCREENSHOTS = os.environ.get("MARCHLINE_SCREENSHOTS")
 """a directory for the README's pictures; none in an ordinary test run"""
@@ -32,7 +22,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium; install it with: apt-get install chromium"),
+    needs_chromium,
 ]
 
 
@@ -60,15 +50,15 @@ class Watched:
 
     def picture(self, name: str) -> None:
         if SCREENSHOTS:
+            Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)
+            self.page.set_viewport_size({"width": 1280, "height": 1560 if name == "run" else 900})
             self.page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -115,20 +105,18 @@ def test_from_dial_in_to_history(browser: Browser, repository: Stage) -> None:
     page.get_by_role("button", name="Start", exact=False).first.click()
     expect(page.get_by_text("sets the pace", exact=False).first).to_be_visible(timeout=90_000)
     rounds = repository.view(run)["round"]
-    repository.until(run, lambda view: view["round"] >= max(rounds + 2, 6), "more rounds")
+    repository.until(run, lambda view: view["round"] >= max(rounds + 2, 30 if SCREENSHOTS else 6), "more rounds")
     watched.picture("run")
 
     expect(page.get_by_text("Done", exact=True).first).to_be_visible(timeout=120_000)
     view = repository.ended(run)
     assert view["phase"] == "done"
-    watched.picture("done")
 
     page.reload()
     expect(page.get_by_role("heading", name="first march")).to_be_visible()
     expect(page.get_by_text("sets the pace", exact=False).first).to_be_visible()
     page.goto(f"{repository.url}/#/")
     expect(page.get_by_role("link", name="first march").first).to_be_visible()
-    watched.picture("runs")
     assert watched.errors == []
     assert watched.foreign == []
 

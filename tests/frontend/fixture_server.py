@@ -215,6 +215,18 @@ class Fixture:
                         {"field": "params.hidden", "code": "param_range", "text": "hidden must be at most 512"},
                     ],
                 )
+            if body.get("outer_lr") == 0:
+                out_of_range = "outer_lr must lie above 0 and be at most 10, not 0"
+                not_whole = "the hinted slow rank must be a rank's number, not 0.5"
+                return problem(
+                    422,
+                    "invalid_config",
+                    "The configuration has 2 problems.",
+                    [
+                        {"field": "outer_lr", "code": "out_of_range", "text": out_of_range},
+                        {"field": "speed_hint.0", "code": "rank_invalid", "text": not_whole},
+                    ],
+                )
             return JSONResponse({"id": states.WAITING}, 201)
         items = [summary(make()) for make in self.runs.values()]
         return JSONResponse({"items": items[::-1], "next_cursor": None})
@@ -231,6 +243,8 @@ class Fixture:
             return await self.act(request, run_id, part)
         after = int(request.query_params.get("after", -1))
         view = self.runs[run_id]()
+        if part == "preview":
+            return JSONResponse(states.preview(view))
         rows: dict[str, list[dict[str, Any]]] = {
             "rounds": [row for row in rounds_of(run_id) if row["round"] > after],
             "events": [event for event in states.EVENTS if event["id"] > after],

@@ -102,7 +102,7 @@ def base(run_id: int, name: str, phase: str, **changes: Any) -> dict[str, Any]:
             "start_mode": "manual",
             "quorum": 2,
             "target": None,
-            "overhead_target": 0.05,
+            "overhead_target": 0.04,
             "gamma": 1.0,
             "max_failure": None,
         },
@@ -250,6 +250,16 @@ def decision_of(number: int) -> str:
     return f"Anchor {anchor} batches on rank 2, the slow one. The reduce took 3.4 % of the window, target 5 %: holding."
 
 
+def verdict_of(number: int) -> dict[str, str]:
+    if number in (18, 19, 42):
+        reason = "The replicas were 0.081 apart, above the guard's 0.05 and rising for 3 rounds."
+        return {"verdict": "suppress_growth", "verdict_reason": reason}
+    if number in (22, 45):
+        reason = "The learning rate fell from 0.1 to 0.01 in one round, so the anchor is to shrink to 45 % of itself."
+        return {"verdict": "nudge_down", "verdict_reason": reason}
+    return {"verdict": "stable", "verdict_reason": "The replicas were 0.012 apart, within the guard's 0.05."}
+
+
 def round_row(number: int, ranks: int = 3, dead: dict[int, int] | None = None) -> dict[str, Any]:
     planned = counts_of(number, ranks, dead or {})
     realized = {r: n if (number * 5 + int(r)) % 11 else max(1, n - 3) for r, n in planned.items()}
@@ -276,6 +286,7 @@ def round_row(number: int, ranks: int = 3, dead: dict[int, int] | None = None) -
         "wait_seconds": {r: longest - compute[r] for r in planned},
         "load_seconds": dict.fromkeys(planned, 0.002),
         "divergence": 0.01,
+        **verdict_of(number),
         "loss": loss_at(number),
         "bytes_up": 20_000,
         "bytes_down": 20_000,
@@ -476,3 +487,27 @@ def hostile() -> dict[str, Any]:
         members=[host],
         emulated=False,
     )
+
+
+def preview(view: dict[str, Any]) -> dict[str, Any]:
+    """What the controller would foresee for a run whose window is open."""
+    numbers = [rank for member in view["members"] for rank in member["ranks"]]
+    ranks = [
+        {"rank": rank, "ms_per_batch": 20.0 * 2**index, "source": "declared", "batches": 40 // 2**index, "share": 0.3,
+         "idle_share": 0.004}
+        for index, rank in enumerate(numbers)
+    ]  # fmt: skip
+    expected = {
+        "anchor": 10, "anchor_rank": numbers[-1] if numbers else None, "window_batches": 70, "window_seconds": 0.81,
+        "round_seconds": 0.012, "windows": 2, "epoch_seconds": 1.1, "idle_share": 0.004, "round_share": 0.015,
+        "batches_per_second": 84.0, "efficiency": 0.96, "gain": 1.68,
+    }  # fmt: skip
+    reason = "Speeds are as the hosts declared them; a round is assumed to take 12 ms for 0.02 MB at 1 Gbit/s."
+    found = len(numbers) > 1
+    return {
+        "ranks": ranks if found else [],
+        "expectation": expected if found else None,
+        "guess": False,
+        "round_assumed": True,
+        "reason": reason if found else "Too few ranks have joined.",
+    }

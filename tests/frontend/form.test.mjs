@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { span } from "../../frontend/app/format.js";
-import { ALL_FIELDS, promise } from "../../frontend/app/run_fields.js";
+import { ALL_FIELDS, applies, promise } from "../../frontend/app/run_fields.js";
 import { fieldsOf, parse, shown } from "../../frontend/app/schema.js";
 
 const SCHEMA = {
@@ -71,6 +71,32 @@ test("the settings of a run have a name each, and help", () => {
   const names = ALL_FIELDS.map((f) => f.name);
   assert.equal(new Set(names).size, names.length);
   for (const f of ALL_FIELDS) assert.ok(f.help.length > 10, f.name);
+});
+
+test("settings without an effect are not offered", () => {
+  const form = (values = {}, more = {}) => ({ mode: "cpu_cadence", start_mode: "manual", values, ...more });
+  const offered = (...of) => ALL_FIELDS.filter((f) => applies(f, form(...of))).map((f) => f.name);
+  const differ = (a, b) => a.filter((name) => !b.includes(name));
+  const plain = offered();
+  const without = ["target", "max_overshoot", "write_back", "blend_alpha", "outer_lr", "outer_momentum"];
+  assert.deepEqual(differ(ALL_FIELDS.map((f) => f.name), plain), without);
+  const async = { mode: "cpu_async" };
+  assert.deepEqual(differ(offered({}, async), plain), ["max_overshoot", "write_back"]);
+  assert.deepEqual(differ(offered({ write_back: "blend" }, async), offered({}, async)), ["blend_alpha"]);
+  assert.deepEqual(differ(offered({ outer_optimizer: "nesterov" }), plain), ["outer_lr", "outer_momentum"]);
+  assert.deepEqual(differ(plain, offered({ guard: "growth" })), ["guard_threshold"]);
+  assert.deepEqual(differ(plain, offered({}, { mode: "cpu_sync" })), ["speed_hint"]);
+  assert.deepEqual(differ(offered({}, { start_mode: "auto" }), plain), ["target"]);
+});
+
+test("pairs and lists are looked at before they are sent", () => {
+  const setting = (name, typed) => parse(ALL_FIELDS.find((f) => f.name === name), typed);
+  assert.deepEqual(setting("speed_hint", "[1, 2.5]"), { value: [1, 2.5] });
+  for (const typed of ["[1]", "2", '["a", 2]', "{}"]) {
+    assert.deepEqual(setting("speed_hint", typed), { problem: "Speed hint must look like [2,2.5]" });
+  }
+  assert.deepEqual(setting("fixed_counts", "[1, 2.5]"), { problem: "Forced allotments must look like [4,2,1]" });
+  assert.deepEqual(setting("outer_lr", "11"), { problem: "Outer learning rate must be at most 10" });
 });
 
 test("the promise says what will happen", () => {

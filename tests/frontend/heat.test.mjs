@@ -151,6 +151,8 @@ test("a cell in words", () => {
   assert.equal(words(5, 2), "Round 5, rank 2: 2 batches, anchor");
   assert.equal(words(6, 1, 5), "Round 6, rank 1: dead");
   assert.equal(words(5, 7), "Round 5, rank 7: no work");
+  const none = round(5, { planned: { 0: 0 } });
+  assert.equal(describe(none, 0, "rank 0", cellOf(none, 0)), "Round 5, rank 0: no work");
 });
 
 test("keys walk the map and stop at its edges", () => {

@@ -40,8 +40,30 @@ test("the decision log counts what is said again and shows the newest first", ()
     ["a", 4],
   ].map(([decision, n]) => ({ round: n, decision }));
   assert.deepEqual(decisionLog(rounds), [
-    { from: 4, to: 4, text: "a", times: 1 },
-    { from: 2, to: 2, text: "b", times: 1 },
-    { from: 0, to: 1, text: "a", times: 2 },
+    { from: 4, to: 4, text: "a", times: 1, against: null },
+    { from: 2, to: 2, text: "b", times: 1, against: null },
+    { from: 0, to: 1, text: "a", times: 2, against: null },
   ]);
+});
+
+test("an objection stands beside its decision and is never folded away", () => {
+  const row = (round, verdict, verdict_reason) => ({ round, decision: "a", verdict, verdict_reason });
+  const log = decisionLog([
+    row(0, "stable", "calm"),
+    row(1, null, null), // a round of before there were verdicts
+    row(2, "suppress_growth", "drifting"),
+    row(3, "suppress_growth", "drifting"),
+    row(4, "nudge_down", "far apart"),
+    row(5, "stable", "calm"),
+  ]);
+  assert.deepEqual(
+    log.map(({ from, to, against }) => [from, to, against?.heading, against?.text]),
+    [
+      [5, 5, undefined, undefined],
+      [4, 4, "Shorter window", "far apart"],
+      [3, 3, "No growth", "drifting"],
+      [2, 2, "No growth", "drifting"],
+      [0, 1, undefined, undefined],
+    ],
+  );
 });

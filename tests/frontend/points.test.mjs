@@ -21,7 +21,8 @@ test("a point has the round's batches and the rate of devices that never wait", 
   assert.equal(point.batches, 6);
   assert.equal(point.ideal, 75);
   assert.equal(pointOf(row(3, { ms_per_batch: {} })).ideal, null);
-  assert.equal(pointOf(row(3, { planned: { 0: 4, 1: 0 } })).ideal, 50, "a rank without work is no part of the ideal");
+  assert.equal(pointOf(row(3, { planned: { 0: 4, 1: 0 } })).ideal, 75, "a rank without work could have done some");
+  assert.equal(pointOf(row(3, { ms_per_batch: { 0: 20, 1: 0 } })).ideal, null, "one is not timed yet");
   assert.equal(pointOf(row(3, { loss: Number.NaN })).loss, null);
 });
 

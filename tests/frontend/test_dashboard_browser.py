@@ -12,21 +12,11 @@ from typing import Any
 
 import fixture_states as states
 import pytest
+from chromium import chromium, needs_chromium
 from fixture_server import TICKET, Fixture, serve
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect
 
-pytestmark = pytest.mark.browser
-
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+pytestmark = [pytest.mark.browser, needs_chromium]
 AXE = Path(__file__).resolve().parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
 DESK = (1440, 900)
@@ -51,10 +41,8 @@ expect.set_options(timeout=15_000)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with chromium() as launched:
         yield launched
-        launched.close()
 
 
 @pytest.fixture
@@ -258,6 +246,56 @@ def test_a_new_run_is_made_from_the_jobs_own_parameters(browser: Browser, origin
         assert fixture.posted[-1] == ("runs", body | settings)
 
 
+def test_advanced_settings_appear_where_they_count_and_problems_stand_at_them(
+    browser: Browser, origin: str, fixture: Fixture
+) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["new"])
+        settle(page, "new")
+        page.get_by_role("heading", name="Advanced").click()
+        rate = page.get_by_role("textbox", name="Outer learning rate")
+        expect(rate).to_have_count(0)
+        page.get_by_role("combobox", name="Outer optimizer").select_option(label="Nesterov (DiLoCo)")
+        rate.fill("0")
+        page.get_by_role("textbox", name="Speed hint").fill("[0.5, 2]")
+        page.get_by_role("combobox", name="Guard").select_option("growth")
+        expect(page.get_by_role("textbox", name="Guard's threshold")).to_have_count(0)
+        page.get_by_role("checkbox", name="Meta-controller").uncheck()
+        expect(page.get_by_text("5 changed")).to_be_visible()
+        watched.check()
+        page.get_by_role("heading", name="Advanced").click()
+        expect(rate).not_to_be_visible()
+        page.get_by_role("button", name="Create run").click()
+        expect(page.get_by_text("outer_lr must lie above 0")).to_be_visible()
+        expect(page.get_by_text("the hinted slow rank must be a rank's number")).to_be_visible()
+        expect(page.get_by_role("textbox", name="Speed hint")).to_be_focused()
+        assert [wrong for wrong in watched.wrongs if "status of 422" not in wrong] == []
+        watched.wrongs.clear()
+        watched.check()
+        page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+        watched.check()
+        rate.fill("0.5")
+        page.get_by_role("textbox", name="Speed hint").fill("[1, 2.5]")
+        page.get_by_role("button", name="Create run").click()
+        expect(page).to_have_url(re.compile(rf"#/runs/{states.WAITING}$"))
+        body = {"job": "examples/digits.py:Digits", "name": "", "mode": "cpu_cadence", "start_mode": "manual"}
+        settings = {"outer_optimizer": "nesterov", "outer_lr": 0.5, "speed_hint": [1, 2.5], "guard": "growth"}
+        assert fixture.posted[-1] == ("runs", body | settings | {"meta_controller": False, "params": {}})
+
+
+def test_the_log_of_decisions_says_why_a_guard_objected(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["done"])
+        settle(page, "done")
+        log = page.get_by_role("list", name="Decisions, newest first")
+        entry = log.locator("li", has_text=re.compile("^round 42"))
+        expect(entry).to_contain_text("Anchor 18 batches on rank 2")
+        expect(entry).to_contain_text("No growth: The replicas were 0.081 apart")
+        expect(log.locator("li", has_text=re.compile("^round 45"))).to_contain_text("Shorter window: The learning rate")
+        expect(log.locator(".objection")).to_have_count(5)
+        watched.check()
+
+
 def test_a_job_that_cannot_be_read_says_so(browser: Browser, origin: str) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["new"])
@@ -334,7 +372,8 @@ def test_names_are_text_and_nothing_else(browser: Browser, origin: str) -> None:
 def test_drawings_can_be_read_by_keyboard_and_as_tables(browser: Browser, origin: str) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["done"])
-        page.locator(".heat-canvas canvas").focus()
+        settle(page, "done")
+        page.locator(".heat-canvas canvas[tabindex]").focus()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowDown")
         expect(page.locator("[role=status]").last).to_contain_text("Round 47, rank 1 (birch cpu:0):")

@@ -21,12 +21,13 @@ class Odometer(Job):
     class Params:
         samples: int = 64
         sleep_ms: float = 0.0  # sleeping costs no processor, so slow ranks fit beside fast ones
+        momentum: float = 0.0
 
     def build_model(self):
         return Car()
 
     def build_optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=1.0)
+        return torch.optim.SGD(model.parameters(), lr=1.0, momentum=self.params.momentum)
 
     def train_dataset(self):
         return range(self.params.samples)

@@ -17,7 +17,16 @@ import torch
 from torch import nn
 
 from backend.core.vocabulary import CheckpointWritten, WriteCheckpoint
-from backend.runtime.checkpoint import MANIFEST, MODEL, CheckpointPlace, write_checkpoint
+from backend.runtime import tensor_file
+from backend.runtime.checkpoint import (
+    MANIFEST,
+    MODEL,
+    OUTER,
+    CheckpointPlace,
+    Committed,
+    read_outer_momentum,
+    write_checkpoint,
+)
 from backend.runtime.tensor_file import TensorFileError, read
 
 Layout = list[dict[str, Any]]
@@ -75,8 +84,10 @@ def noon() -> datetime:
     return datetime(2026, 11, 29, 12, 0, 0, 123000, tzinfo=UTC)
 
 
-def write(place: CheckpointPlace, what: WriteCheckpoint, arena: np.ndarray | None) -> CheckpointWritten:
-    return write_checkpoint(place, what, arena, noon)
+def write(
+    place: CheckpointPlace, what: WriteCheckpoint, arena: np.ndarray | None, momentum: np.ndarray | None = None
+) -> CheckpointWritten:
+    return write_checkpoint(place, what, Committed(arena, momentum), noon)
 
 
 @pytest.fixture
@@ -129,6 +140,30 @@ def test_the_manifest_is_complete_and_true(place: CheckpointPlace) -> None:
     assert manifest["at"] == "2026-11-29T12:00:00.123Z"
     assert manifest["loss"] is None, "JSON has no NaN"
     assert manifest["missing_local_tensors"] == []
+
+
+def test_the_outer_momentum_lies_beside_the_model_and_comes_back_to_the_bit(place: CheckpointPlace) -> None:
+    momentum = np.random.default_rng(5).standard_normal(2).astype(np.float32)
+    written = write(place, effect(spec(), b""), np.zeros(3, np.float32), momentum)
+    assert written.error == ""
+    directory = (place.data_dir / written.path).parent
+    assert sorted(entry.name for entry in directory.iterdir()) == [MANIFEST, MODEL, OUTER]
+    manifest, body = json.loads((directory / MANIFEST).read_text()), (directory / OUTER).read_bytes()
+    assert manifest["outer"] == {"file": OUTER, "bytes": len(body), "sha256": hashlib.sha256(body).hexdigest()}
+    restored = read_outer_momentum(directory)
+    assert restored is not None
+    assert restored.tobytes() == momentum.tobytes()
+    assert torch.equal(safetensors.torch.load(body)["momentum"], torch.from_numpy(momentum))
+    (directory / OUTER).write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+    with pytest.raises(TensorFileError, match="not the file that its manifest lists"):
+        read_outer_momentum(directory)
+
+
+def test_a_run_without_outer_optimizer_has_no_outer_file(place: CheckpointPlace) -> None:
+    written = write(place, effect(spec(), b""), np.zeros(2, np.float32))
+    directory = (place.data_dir / written.path).parent
+    assert "outer" not in json.loads((directory / MANIFEST).read_text())
+    assert read_outer_momentum(directory) is None
 
 
 def test_tensors_start_at_multiples_of_their_own_size(place: CheckpointPlace) -> None:
@@ -232,6 +267,32 @@ def test_a_disk_that_fails_leaves_the_older_checkpoint_and_no_half_of_a_new_one(
     body = (place.data_dir / first.path).read_bytes()
     assert hashlib.sha256(body).hexdigest() == first.sha256
     assert write(place, effect(spec(), b"", number=2), np.zeros(2, np.float32)).error == ""
+
+
+def test_everything_is_on_the_disk_before_the_name_is_and_the_manifest_is_last(
+    place: CheckpointPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(handle: int) -> None:
+        steps.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{handle}')).name.split('.')[0] or 'directory'}")
+        fsync(handle)
+
+    def renamed(path: Path, target: Path) -> Path:
+        steps.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    assert write(place, effect(spec(), b""), np.zeros(2, np.float32)).error == ""
+    assert steps == ["fsync model", "fsync manifest", "fsync directory", "rename", "fsync checkpoints"]
+
+
+def test_a_tensor_unlike_its_entry_is_refused(tmp_path: Path) -> None:
+    entry = tensor_file.Entry("w", "float32", (2, 2), lambda: b"\0" * 12)
+    with pytest.raises(TensorFileError, match="w has 12 bytes, its dtype and shape say 16"):
+        tensor_file.write(tmp_path / "model", [entry])
 
 
 def test_a_number_is_used_once(place: CheckpointPlace) -> None:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from runtime_scripted import ScriptedCore, turns
 
-from backend.core.vocabulary import Effect, End, Event, LinkLost, Operator, Record, Refused, SendHost, Tick
+from backend.core.vocabulary import Effect, End, Event, Lagged, LinkLost, Operator, Record, Refused, SendHost, Tick
 from backend.runtime.driver import MAX_EVENTS_BEFORE_TICK, Driver
 from wire.messages import ControllerHeartbeat
 
@@ -269,7 +269,7 @@ async def test_a_driver_that_was_late_says_so_and_hears_its_hosts_before_it_judg
             await turns(1)
             clock.now += 40.0  # a freeze: the deadline has passed meanwhile
             driver.post(lost(1))
-            await core.until(lambda events: len(events) == 2)
+            await core.until(lambda events: len(events) == 3)
             assert driver.lag.count == 1
             assert driver.lag.last_seconds == pytest.approx(40.0, abs=0.2)
             await turns(20)
@@ -279,5 +279,7 @@ async def test_a_driver_that_was_late_says_so_and_hears_its_hosts_before_it_judg
                 driver.post(lost(number))
                 await core.until(lambda events, number=number: lost(number) in events)
             await core.heard(Tick)
+    lagged = core.events.pop(1)
+    assert lagged == Lagged(driver.lag.last_seconds), "the core hears of it before all that waits"
     assert core.events == [lost(0), lost(1), lost(2), lost(3), Tick()]
     assert "late" in caplog.text

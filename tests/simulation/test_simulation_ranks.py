@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from backend.core.config import RunConfig
 from backend.core.round_cost import Line, RoundCost
 from simulation.figures import Meter
 from simulation.pace import Pace
@@ -23,6 +24,7 @@ class Bench:
         self.stage = Stage()
         self.meter = Meter(self.stage)
         self.cost = cost
+        self.config = RunConfig(job="odometer.py:Odometer", mode="cpu_async" if overlap else "cpu_cadence")
         self.batch_size = 2
         self.overlap = overlap
         self.heard: list[tuple[float, Message]] = []

@@ -20,6 +20,7 @@ host near 10 20 jitter=0.1
 host far 40 uplink_mbit=100 latency_ms=80
 at 2.5 speed 2 20.0
 at 3 kill 0 SIGTERM
+when commit 2 unplug far
 until 500
 show ChunkDone
 """
@@ -37,7 +38,11 @@ def test_a_script_is_read() -> None:
     assert script.line(script.hosts[0]).ranks == 2
     assert script.cost().model_bytes == 10e6
     assert script.cost().controller_bytes_per_second == link_bytes_per_second(1000), "as the hosts' own"
-    assert [act.words for act in script.acts] == [["speed", "2", "20.0"], ["kill", "0", "SIGTERM"]]
+    assert [(act.at, *act.words) for act in script.acts] == [
+        (2.5, "speed", "2", "20.0"),
+        (3.0, "kill", "0", "SIGTERM"),
+        (("commit", 2), "unplug", "far"),
+    ]
     assert (script.until, script.show, script.ranks) == (500.0, {"ChunkDone"}, 3)
 
 
@@ -54,6 +59,8 @@ def test_what_is_written_is_what_was_read() -> None:
         ("host a ten", "could not convert"),
         ("run\n\nat 3 explode 2", "line 3 cannot be read: at 3 explode 2 (no such act: explode)"),
         ("at soon kill 2", "could not convert"),
+        ("when over 2 kill 1", "no such line"),
+        ("when open 2", "no such act"),
         ("play on", "no such line"),
         ("run samples", "line 1 cannot be read"),
     ],
@@ -84,14 +91,31 @@ def test_acts_that_come_too_late_are_left_out() -> None:
     assert play.end is not None and play.end.phase == "done"
 
 
+@pytest.mark.parametrize("stage", ["open", "commit"])
+def test_an_act_may_wait_for_a_round(stage: str) -> None:
+    script = Script.parse(
+        f"run samples=40 batch_size=1 quorum=3 target=3 mode=cpu_sync reduce=0.1\nhost a 1\nhost b 1\nhost c 1\n"
+        f"when {stage} 4 kill 2\n"
+    )
+    play = script.theatre()
+    script.put_on(play)
+    play.run()
+    (death,) = play.rows("deaths")
+    rounds = play.rows("rounds")
+    in_the_sum = 2 in rounds[4]["realized"]
+    assert in_the_sum == (stage == "commit")
+    assert rounds[4]["attempt"] == (1 if stage == "open" else 0)
+    assert death["returned_samples"] == (1 if stage == "open" else 0)
+
+
 # ------------------------------------------------------------------------------------------- the command line
 
 
 def test_a_world_from_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "report.json"
-    options = ["--ranks", "3", "--per-host", "2", "--batches", "4000", "--base-ms", "5", "--latency-ms", "2"]
+    options = ["--ranks", "3", "--per-host", "2", "--batches", "9000", "--base-ms", "5", "--latency-ms", "2"]
 
-    assert main([*options, "--check", "--jitter", "0.02", "--json", str(file)]) == 0
+    assert main([*options, "--settle", "2", "--check", "--jitter", "0.02", "--json", str(file)]) == 0
 
     found = json.loads(file.read_text())
     assert (found["ranks"], found["hosts"], found["phase"], found["mode"]) == (3, 2, "done", "cpu_cadence")

@@ -36,7 +36,21 @@ def test_the_worlds_are_as_wide_as_they_should_be() -> None:
     assert all(2 <= world.ranks <= 64 for world in worlds)
     assert any(max(ms) / min(ms) >= 64 for world in worlds for ms in [[m for host in world.hosts for m in host.ms]])
     acts = {act.words[0] for world in worlds for act in world.acts}
-    assert acts >= {"kill", "quit", "deaf", "pause", "speed", "unplug", "freeze", "relay", "poison", "stop", "abort"}
+    assert acts >= {
+        "kill",
+        "quit",
+        "deaf",
+        "pause",
+        "speed",
+        "unplug",
+        "freeze",
+        "relay",
+        "poison",
+        "stop",
+        "abort",
+        "lag",
+        "lr",
+    }
     batches = [-(-int(world.run["samples"]) // int(world.run["batch_size"])) for world in worlds]
     assert max(batches) > MOST_BATCHES // 2
     assert any(count <= world.ranks for count, world in zip(batches, worlds, strict=True)), "an epoch below a window"

@@ -18,15 +18,23 @@ PATIENCE = 60.0
 class AgentProcess:
     """``python -m worker`` as an operator starts it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, heard: bool) -> None:
         self.process = process
         self.pid = process.pid
         self.output = ""
         self._grown = asyncio.Event()
-        self._readers = [asyncio.create_task(self._read(stream)) for stream in (process.stdout, process.stderr)]
+        self._readers: list[asyncio.Task[None]] = []
+        if heard:
+            self.hear()
+
+    def hear(self) -> None:
+        """Begin to read what it writes."""
+        streams = (self.process.stdout, self.process.stderr)
+        self._readers = self._readers or [asyncio.create_task(self._read(stream)) for stream in streams]
 
     async def ended(self) -> tuple[int, str]:
         """Its exit code, and what it wrote: stdout and stderr."""
+        self.hear()
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*self._readers)
             return await self.process.wait(), self.output
@@ -40,8 +48,8 @@ class AgentProcess:
 
     async def _read(self, stream: asyncio.StreamReader | None) -> None:
         assert stream is not None
-        while line := await stream.readline():
-            self.output += line.decode()
+        while data := await stream.read(1 << 16):
+            self.output += data.decode(errors="replace")
             self._grown.set()
 
     def children(self) -> dict[int, str]:
@@ -54,8 +62,10 @@ class AgentProcess:
 
 
 @asynccontextmanager
-async def agent(url: str, *arguments: str, token: str = "secret", **environment: str) -> AsyncIterator[AgentProcess]:
-    """Start one; whatever the test does, it is gone at the end."""
+async def agent(
+    url: str, *arguments: str, token: str = "secret", heard: bool = True, **environment: str
+) -> AsyncIterator[AgentProcess]:
+    """Start one; whatever the test does, it is gone at the end. Unless it is ``heard``, nobody reads its output."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -67,7 +77,7 @@ async def agent(url: str, *arguments: str, token: str = "secret", **environment:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    running = AgentProcess(process)
+    running = AgentProcess(process, heard)
     try:
         yield running
     finally:

@@ -33,6 +33,7 @@ from worker.progress import ProgressBlock, Reading
 from worker.rank import build_workload, now_ns
 from worker.rank_link import RankLink
 from worker.specs import RankSpec
+from worker.write_back import WriteBack
 
 JOBS = Path(__file__).parent.parent / "jobs"
 PATIENCE = 20.0
@@ -112,17 +113,22 @@ def start_rank(
     *,
     job_dir: Path = JOBS,
     options: Callable[[LoopOptions], LoopOptions] = lambda given: given,
+    device: str = "cpu",
     ready: bool = True,
 ) -> RankRig:
     """Build the job and run its loop; with ``ready``, its RankReady is taken already."""
-    spec = RankSpec(plan=training_plan, rank=rank, device="cpu", shm_dir=str(shm_dir), job_dir=str(job_dir))
+    spec = RankSpec(plan=training_plan, rank=rank, device=device, shm_dir=str(shm_dir), job_dir=str(job_dir))
     workload = build_workload(spec)
     progress = ProgressBlock.create(shm_dir / f"rank{rank}.progress", now_ns())
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
     link = RankLink(BlockingLink(theirs))
-    given = options(LoopOptions(job_dir=job_dir, verify_consensus=training_plan.verify_consensus))
-    loop = TrainingLoop(Control(rank, training_plan.gamma), link, workload, progress, given)
+    write_back = WriteBack(training_plan.write_back, training_plan.blend_alpha)
+    given = options(
+        LoopOptions(job_dir=job_dir, verify_consensus=training_plan.verify_consensus, write_back=write_back)
+    )
+    control = Control(rank, training_plan.gamma, overlap=training_plan.mode.endswith("_async"))
+    loop = TrainingLoop(control, link, workload, progress, given)
     outcome: list[Leave | BaseException] = []
 
     def run() -> None:

@@ -240,6 +240,21 @@ async def test_a_batch_that_holds_the_interpreter_shows_as_working() -> None:
         await gone(children)
 
 
+async def test_a_terminal_that_stands_still_stops_no_heartbeat(tmp_path: Path) -> None:
+    """Ctrl-S, or a pager: the operator's screen must not cost the cohort a host."""
+    flood = "import os\nif 'RANK' in os.environ:\n    print(*['x' * 1000] * 3000, sep='\\n')\n"
+    name = job_variant(tmp_path, "flooding", flood)
+    arguments = ("--job-dir", str(tmp_path))
+    async with tiny_controller() as controller, agent(controller.url, *arguments, heard=False) as running:
+        host, relay = await training(controller, name)
+        await relay.send(chunk_of(2), rank=0)
+        steps = 0
+        while steps < 2:
+            steps = max((rank.steps for rank in (await host.expect(HostHeartbeat)).ranks), default=0)
+        await host.send(RunEnded(phase="done", reason="seen"))
+        assert (await running.ended())[0] == 0
+
+
 async def ranks_running(controller: TinyController, running: AgentProcess) -> tuple[Guest, set[int]]:
     host, _ = await training(controller, ranks=2)
     children = set(running.children())
@@ -248,9 +263,13 @@ async def ranks_running(controller: TinyController, running: AgentProcess) -> tu
 
 
 async def test_killing_the_agent_leaves_no_process_and_the_next_agent_tidies_up() -> None:
+    """Not even a rank whose user code holds the interpreter, so that no thread of it can notice."""
     async with tiny_controller() as controller:
         async with agent(controller.url, "--devices", "cpu:2") as running:
-            _, children = await ranks_running(controller, running)
+            _, relay = await training(controller, "faulty.py:Faulty", {"kind": "hold", "rank": 0, "at": 1}, ranks=2)
+            await relay.send(chunk_of(8), rank=0)
+            await relay.expect(BatchDone)
+            children = running.children()
             directory = shared_directory(running.child("worker.rank"))
             os.kill(running.pid, signal.SIGKILL)
             await gone(children)

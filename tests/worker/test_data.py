@@ -33,6 +33,26 @@ def test_epochs_and_seeds_differ() -> None:
     assert len(orders) == 6
 
 
+def halves(seed: int, epochs: range) -> list[list[int]]:
+    """The ids of each epoch as two ranks see them, each with a feed of its own and half of the epoch."""
+    feeds = [SampleFeed(range(16), list, seed=seed, batch_size=3) for _ in range(2)]
+    seen = []
+    for epoch in epochs:
+        cuts = [feed.batches(epoch, offset, 8) for feed, offset in zip(feeds, (0, 8), strict=True)]
+        seen.append([sample for cut in cuts for batch, _ in cut for sample in batch])
+    return seen
+
+
+def test_two_ranks_over_three_epochs_and_a_resume_between_them() -> None:
+    """Case J14: fresh orders without a call of the user's, the same again from the same seed, whenever one starts."""
+    orders = halves(7, range(3))
+    assert all(sorted(order) == list(range(16)) for order in orders), "distinct ids, disjoint over the ranks"
+    assert len(set(map(tuple, orders))) == 3
+    assert halves(7, range(3)) == orders
+    assert not {tuple(order) for order in halves(8, range(3))} & set(map(tuple, orders))
+    assert halves(7, range(2, 3)) == [orders[2]], "a resume goes on with epoch 2's order, not with epoch 0's"
+
+
 def test_no_position_is_favoured() -> None:
     first = [int(epoch_permutation(4, 9, epoch)[0]) for epoch in range(4000)]
     counts = [first.count(value) for value in range(4)]

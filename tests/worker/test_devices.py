@@ -1,9 +1,11 @@
 """What a host offers: GPUs as NVIDIA's library sees them, or as many CPU ranks as asked for."""
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from wire.messages import WIRE_VERSION, Device
 from worker import devices
@@ -113,4 +115,28 @@ def test_versions_come_without_importing_torch() -> None:
     assert versions.wire == WIRE_VERSION
     assert versions.marchline
     assert versions.python.startswith("3.")
-    assert versions.torch.startswith("2.")
+    assert versions.torch == str(torch.__version__)
+    assert versions.cuda == (torch.version.cuda or "")
+
+
+@pytest.mark.parametrize(
+    ("build", "facts"),
+    [
+        (
+            "__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n",
+            ("2.11.0+cu130", "13.0"),
+        ),
+        ("__version__ = '2.9.1'\ncuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", ("2.9.1", "rocm6.4")),
+        ("__version__ = '2.13.0+cpu'\ncuda = None\n", ("2.13.0+cpu", "")),
+        (None, ("", "")),
+    ],
+)
+def test_torchs_build_is_read_from_its_version_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, build: str | None, facts: tuple[str, str]
+) -> None:
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    if build is not None:
+        (tmp_path / "version.py").write_text(build)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
+    versions = host_versions()
+    assert (versions.torch, versions.cuda) == facts

@@ -115,9 +115,9 @@ class TinyController:
             )
         )
 
-    async def form(self, guest: Guest, plan: TrainingPlan, ranks: int = 1) -> Guest:
+    async def form(self, guest: Guest, plan: TrainingPlan, ranks: int = 1, device: str = "cpu") -> Guest:
         """Form a world of this host alone; its relay's control link."""
-        assignments = [RankAssignment(rank=rank, local_rank=rank, device=f"cpu:{rank}") for rank in range(ranks)]
+        assignments = [RankAssignment(rank=rank, local_rank=rank, device=f"{device}:{rank}") for rank in range(ranks)]
         await guest.send(WorldFormed(plan=plan, world_size=ranks, generation=0, assignments=assignments))
         return await self.relay()
 
