@@ -1,0 +1,1 @@
+"""What others use today, as one small program each; ``benchmarks.heterogeneous`` starts them, a process a rank."""
