@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from wire import frames, messages
+from wire import frames, messages, values
 from wire.codes import CloseCode
 from wire.errors import ErrorCode
 from wire.layouts import FRAMES, struct_fields
@@ -120,9 +120,9 @@ def channels(message: type[Message]) -> tuple[str, ...]:
 
 
 def field_notes() -> dict[tuple[str, str], str]:
-    """The string under each field of ``wire/messages.py``, by (class, field), on one line."""
+    """The string under each field of messages and values, by (class, field), on one line."""
     notes: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(messages)).body:
+    for node in ast.parse(inspect.getsource(values) + inspect.getsource(messages)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, note in zip(node.body, node.body[1:], strict=False):

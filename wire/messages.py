@@ -13,6 +13,16 @@ from typing import Any
 
 import msgspec
 
+from wire.values import Device as Device
+from wire.values import ExitCause as ExitCause
+from wire.values import Ranges as Ranges
+from wire.values import RankAssignment as RankAssignment
+from wire.values import RankProgress as RankProgress
+from wire.values import Record as Record
+from wire.values import TensorSpec as TensorSpec
+from wire.values import TrainingPlan as TrainingPlan
+from wire.values import Versions as Versions
+
 WIRE_VERSION = 1
 NO_RANK = 0xFFFFFFFF
 """The frame header's rank field when a frame speaks for the whole host."""
@@ -20,111 +30,6 @@ NO_RANK = 0xFFFFFFFF
 
 class Message(msgspec.Struct, frozen=True, tag_field="kind"):
     """Base of everything on the wire; the tag is the class name."""
-
-
-class Record(msgspec.Struct, frozen=True):
-    """A value inside messages, without a tag of its own."""
-
-
-# ---------------------------------------------------------------------------------------------- values
-
-
-class Device(Record, frozen=True):
-    """One device a host offers. ``id`` is unique within the host: ``cpu:0``, ``cuda:1``."""
-
-    id: str
-    type: str
-    """cpu or cuda"""
-    name: str = ""
-    memory_bytes: int = 0
-
-
-class Versions(Record, frozen=True):
-    """What runs on a host; absent parts are empty strings."""
-
-    marchline: str
-    wire: int
-    python: str
-    torch: str = ""
-    cuda: str = ""
-    nccl: str = ""
-
-
-class TensorSpec(Record, frozen=True):
-    """One tensor of the model's layout, in arena order.
-
-    ``section`` is ``params`` or ``buffers`` (averaged, f32 in the arena) or ``local`` (kept on the rank). ``offset``
-    counts f32 elements from the start of the whole arena; -1 for ``local`` tensors and for aliases. ``alias_of`` names
-    the tensor whose storage a tied tensor shares.
-    """
-
-    name: str
-    section: str
-    dtype: str
-    shape: list[int]
-    offset: int = -1
-    alias_of: str = ""
-
-
-class RankAssignment(Record, frozen=True):
-    """A rank's number and the device that it owns on its host."""
-
-    rank: int
-    local_rank: int
-    device: str
-
-
-class TrainingPlan(Record, frozen=True):
-    """What every rank of the cohort must agree on; frozen when the world forms."""
-
-    run_id: int
-    job: str
-    """``path/file.py:Name`` below the worker's own job directory"""
-    params: dict[str, Any]
-    mode: str
-    """cpu_sync, cpu_cadence, cpu_async, nccl_sync, nccl_cadence"""
-    batch_size: int
-    epochs: int
-    seed: int
-    gamma: float
-    verify_consensus: bool
-    """ranks report a hash of their averaged tensors after every round"""
-    total_samples: int
-    write_back: str = "delta"
-    """what a rank that worked on while the round was open does with its own progress: overwrite, blend or delta"""
-    blend_alpha: float = 0.5
-    """blend: the consensus' share of what the rank then holds"""
-
-
-class RankProgress(Record, frozen=True):
-    """What the agent reads from a rank's shared-memory counter; user code cannot starve it."""
-
-    rank: int
-    state: str
-    """starting, idle, working, reducing, evaluating, saving, exited"""
-    steps: int
-    """local optimizer steps since the rank started"""
-    state_seconds: float
-    """how long the rank has been in this state, by the host's monotonic clock"""
-    rss_bytes: int = 0
-
-
-class ExitCause(Record, frozen=True):
-    """Why a rank's process ended, as far as its host can tell."""
-
-    code: int
-    """exit code; negative for a signal"""
-    signal: str = ""
-    """SIGKILL, SIGSEGV, ... by name"""
-    exception: str = ""
-    """exception type, when the rank could still say it"""
-    message: str = ""
-    last_lines: str = ""
-    """end of the rank's stderr, at most 4 KiB"""
-    last_step: int = 0
-    peak_rss_bytes: int = 0
-    clean: bool = False
-    """the rank was told to stop and did"""
 
 
 # ------------------------------------------------------------------------- join channel: agent <-> controller
@@ -140,6 +45,8 @@ class Hello(Message, frozen=True):
     """the run it wants; none takes the earliest open join window"""
     emulate_ms_per_batch: float | None = None
     """each training step is padded to at least this; shown wherever the host is"""
+    relay_only: bool = False
+    """no devices: it folds the data streams of the hosts that join through it (``python -m worker --relay-only``)"""
 
 
 class JobOffer(Message, frozen=True):
@@ -242,10 +149,54 @@ class RelayHello(Message, frozen=True):
 
     host_id: int
     ranks: list[int]
+    """empty for a relay-only host"""
 
 
 class RelayWelcome(Message, frozen=True):
-    """controller -> relay, on both of its links: the link is attached."""
+    """controller -> relay, on both of its links: the link is attached.
+
+    On the data link the controller may offer its memory: a relay that can open ``proof_path`` and finds ``proof`` there
+    runs on the same machine as the same user, and answers with ``SharedMemory``.
+    """
+
+    proof_path: str = ""
+    proof: bytes = b""
+
+
+class SharedMemory(Message, frozen=True):
+    """relay -> controller on the data link, before anything else: you can map my ranks' arenas.
+
+    From here on neither side streams: the controller reads ``{directory}/rank{N}.out`` and says where the consensus is
+    by ``UpdateComing.path``.
+    """
+
+    directory: str
+
+
+class ChildAttached(Message, frozen=True):
+    """relay -> controller on the data link: this host's data link ends at me, a relay-only host; I fold it."""
+
+    host: int
+    ranks: list[int]
+
+
+class ChildLost(Message, frozen=True):
+    """relay -> controller on the data link: I am a relay-only host, and this host's data link to me is over."""
+
+    host: int
+    reason: str
+
+
+class FoldOrder(Message, frozen=True):
+    """controller -> relay on the data link: you are a relay-only host, fold these children with exactly these ranks."""
+
+    round: int
+    attempt: int
+    hosts: dict[int, list[int]]
+    params_elements: int
+    buffers_elements: int
+    encoding: int = 0
+    """a ``wire.frames.Encoding``, for the parameters; buffers and the initial broadcast are f32"""
 
 
 class RankReady(Message, frozen=True):
@@ -293,16 +244,20 @@ class ChunkDone(Message, frozen=True):
 
 
 class RequestParams(Message, frozen=True):
-    """controller -> rank: pack your parameters, scaled by your mass, into the arena."""
+    """controller -> rank: have your values in the arena, and leave them until the round is over."""
 
     round: int
     attempt: int
     initial: bool
-    """the broadcast before training: rank 0 has mass 1, the others none"""
+    """the broadcast before training: rank 0 has mass 1, the others none; values travel, not differences"""
+    encoding: int = 0
+    """a ``wire.frames.Encoding``: how the host streams parameters; buffers and the initial broadcast are f32"""
+    excluded: bool = False
+    """what this rank contributed was refused: it declares no work this time, and starts anew from the consensus"""
 
 
 class SnapshotReady(Message, frozen=True):
-    """rank -> relay: the arena holds this rank's contribution. Stays on the host."""
+    """rank -> relay: the arena holds this rank's values. Stays on the host."""
 
     round: int
     attempt: int
@@ -311,12 +266,16 @@ class SnapshotReady(Message, frozen=True):
     mass: float
     mover_mass: float
     """buffer mass: 1 if the rank did any work"""
+    still: Ranges = []
+    """elements that equal the last consensus to the bit, as far as that is known without cost (frozen parameters)"""
 
 
 class Contribution(Message, frozen=True):
     """relay -> controller on the data link, before the host's chunks: whose work they carry, and how much.
 
-    A host whose masses are all zero declares that and sends no chunk.
+    A host whose masses are all zero declares that and sends no chunk. The chunks hold, element by element,
+    ``sum over its ranks of mass * (consensus - value)``, the pseudo-gradient that the host's work amounts to; in the
+    initial broadcast ``sum of mass * value``. Elements in ``still`` amount to nothing and are left out.
     """
 
     round: int
@@ -326,6 +285,35 @@ class Contribution(Message, frozen=True):
     mover_masses: dict[int, float]
     params_elements: int
     buffers_elements: int
+    still: Ranges = []
+
+
+class NonFinite(Message, frozen=True):
+    """relay -> controller on the data link: a rank contributes this; no further chunk of the attempt follows."""
+
+    round: int
+    attempt: int
+    rank: int
+    element: int
+    """first bad element, counted from the arena's start"""
+    value: str
+    """nan, inf or -inf"""
+
+
+class UpdateComing(Message, frozen=True):
+    """controller -> relay on the data link: what comes down for this attempt.
+
+    The chunks hold the update: everybody subtracts it, in f32, from the consensus that they hold. Elements in ``still``
+    do not change and are left out.
+    """
+
+    round: int
+    attempt: int
+    absolute: bool
+    """the initial broadcast: the chunks are the values themselves"""
+    still: Ranges = []
+    path: str = ""
+    """no chunks: the whole new consensus, params then buffers in f32, is this file, which the relay can map"""
 
 
 class RoundCommitted(Message, frozen=True):
@@ -336,10 +324,13 @@ class RoundCommitted(Message, frozen=True):
     realized: bool
     """false: nobody worked, nothing was streamed, keep what you have"""
     buffers_realized: bool
+    consensus: str = ""
+    """relay -> rank: the file that holds it, params then buffers in f32; empty from the controller"""
 
 
 class RoundAborted(Message, frozen=True):
-    """controller -> relay: forget this attempt; the next one follows as RequestParams."""
+    """controller -> relay: forget this attempt; the next one follows as RequestParams. Relay-only hosts hear it on the
+    data link."""
 
     round: int
     attempt: int
@@ -355,7 +346,7 @@ class SyncAck(Message, frozen=True):
     pre_norm: float
     post_norm: float
     params_hash: str
-    """hash of all averaged tensors after adoption, empty when not asked for"""
+    """hash of the consensus as this rank read it when it adopted it, empty when not asked for"""
     pack_ms: float
     load_ms: float
     """copying the consensus in"""
@@ -442,9 +433,10 @@ class RankHello(Message, frozen=True):
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 AnyMessage = (
     Hello | JobOffer | ProbeReport | Accept | Reject | WorldFormed | RunEnded | HostHeartbeat | ControllerHeartbeat
-    | RankExited | RelayExited | Leaving | RelayHello | RelayWelcome | RankReady | StartChunk | BatchDone | ChunkDone
-    | RequestParams | SnapshotReady | Contribution | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate
-    | EvalResult | RequestLocalState | LocalState | Shutdown | Exiting | RankFailed | DeclareDead | RankHello
+    | RankExited | RelayExited | Leaving | RelayHello | RelayWelcome | SharedMemory | ChildAttached | ChildLost
+    | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
+    | NonFinite | UpdateComing | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
+    | RequestLocalState | LocalState | Shutdown | Exiting | RankFailed | DeclareDead | RankHello
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

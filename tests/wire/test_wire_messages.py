@@ -42,6 +42,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is list:
         return st.lists(values(arguments[0]), max_size=3)
+    if origin is tuple:
+        return st.tuples(*map(values, arguments))
     if origin is dict:
         return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
     return st.one_of([values(argument) for argument in arguments])

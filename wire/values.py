@@ -1,0 +1,113 @@
+"""The values inside messages (``wire.messages`` gives them out again, so that one import is enough)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from wire.ranges import Ranges as Ranges
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A value inside messages, without a tag of its own."""
+
+
+class Device(Record, frozen=True):
+    """One device a host offers. ``id`` is unique within the host: ``cpu:0``, ``cuda:1``."""
+
+    id: str
+    type: str
+    """cpu or cuda"""
+    name: str = ""
+    memory_bytes: int = 0
+
+
+class Versions(Record, frozen=True):
+    """What runs on a host; absent parts are empty strings."""
+
+    marchline: str
+    wire: int
+    python: str
+    torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+
+
+class TensorSpec(Record, frozen=True):
+    """One tensor of the model's layout, in arena order.
+
+    ``section`` is ``params`` or ``buffers`` (averaged, f32 in the arena) or ``local`` (kept on the rank). ``offset``
+    counts f32 elements from the start of the whole arena; -1 for ``local`` tensors and for aliases. ``alias_of`` names
+    the tensor whose storage a tied tensor shares.
+    """
+
+    name: str
+    section: str
+    dtype: str
+    shape: list[int]
+    offset: int = -1
+    alias_of: str = ""
+    frozen: bool = False
+    """a parameter that needed no gradient when the model was built; it travels only if it moves all the same"""
+
+
+class RankAssignment(Record, frozen=True):
+    """A rank's number and the device that it owns on its host."""
+
+    rank: int
+    local_rank: int
+    device: str
+
+
+class TrainingPlan(Record, frozen=True):
+    """What every rank of the cohort must agree on; frozen when the world forms."""
+
+    run_id: int
+    job: str
+    """``path/file.py:Name`` below the worker's own job directory"""
+    params: dict[str, Any]
+    mode: str
+    """cpu_sync, cpu_cadence, cpu_async, nccl_sync, nccl_cadence"""
+    batch_size: int
+    epochs: int
+    seed: int
+    gamma: float
+    verify_consensus: bool
+    """ranks report a hash of the consensus that they adopted after every round"""
+    total_samples: int
+    write_back: str = "delta"
+    """what a rank that worked on while the round was open does with its own progress: overwrite, blend or delta"""
+    blend_alpha: float = 0.5
+    """blend: the consensus' share of what the rank then holds"""
+
+
+class RankProgress(Record, frozen=True):
+    """What the agent reads from a rank's shared-memory counter; user code cannot starve it."""
+
+    rank: int
+    state: str
+    """starting, idle, working, reducing, evaluating, saving, exited"""
+    steps: int
+    """local optimizer steps since the rank started"""
+    state_seconds: float
+    """how long the rank has been in this state, by the host's monotonic clock"""
+    rss_bytes: int = 0
+
+
+class ExitCause(Record, frozen=True):
+    """Why a rank's process ended, as far as its host can tell."""
+
+    code: int
+    """exit code; negative for a signal"""
+    signal: str = ""
+    """SIGKILL, SIGSEGV, ... by name"""
+    exception: str = ""
+    """exception type, when the rank could still say it"""
+    message: str = ""
+    last_lines: str = ""
+    """end of the rank's stderr, at most 4 KiB"""
+    last_step: int = 0
+    peak_rss_bytes: int = 0
+    clean: bool = False
+    """the rank was told to stop and did"""
