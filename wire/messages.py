@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from wire.errands import Evaluate as Evaluate
 from wire.errands import EvalResult as EvalResult
+from wire.errands import Evaluate as Evaluate
 from wire.errands import FetchState as FetchState
 from wire.errands import LocalState as LocalState
 from wire.errands import Message as Message
@@ -412,7 +412,8 @@ AnyMessage = (
     | RankExited | RelayExited | Leaving | RelayHello | RelayWelcome | SharedMemory | ChildAttached | ChildLost
     | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
     | NonFinite | UpdateComing | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
-    | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown | Exiting | RankFailed | DeclareDead | RankHello
+    | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown
+    | Exiting | RankFailed | DeclareDead | RankHello
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

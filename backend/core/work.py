@@ -9,12 +9,12 @@ Every sample of an epoch is in exactly one state, and moves only like this::
 *Delivered* samples were trained but live only in that rank's parameters; the round that commits them makes them
 *accepted*. A rank that trains on while a round is open delivers nothing as a chunk: the round accepts the first batches
 that it was dealt, as many as its snapshot held (``accept_batches``). Unlike the reference the last, partial batch is
-dealt too.
+dealt too. A pool may begin with samples accepted, when a run is resumed in the middle of an epoch.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -53,9 +53,11 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 class EpochPool:
     """The samples of one epoch and where each of them is. Chunks start on a batch boundary, and only the chunk that
-    ends the epoch may end inside a batch."""
+    ends the epoch, or what a resumed run had left of it, may end inside a batch."""
 
-    def __init__(self, epoch: int, samples: int, batch_size: int) -> None:
+    def __init__(self, epoch: int, samples: int, batch_size: int, accepted: Iterable[Range] = ()) -> None:
+        """``accepted`` were trained before, by the run that this one resumes, perhaps in batches of another size: then
+        each range that is left is cut into batches from its own start. Raises ``ValueError``."""
         if samples < 1 or batch_size < 1:
             raise ValueError(
                 f"an epoch needs at least one sample and batches of at least one, not {samples} and {batch_size}"
@@ -64,10 +66,14 @@ class EpochPool:
         self.samples = samples
         self.batch_size = batch_size
         self._cursor = 0
-        self._reclaimed: list[Range] = []
+        self._accepted = _covered(accepted, samples)
+        self._reclaimed = self.uncovered() if self._accepted else []
+        if self._accepted:
+            self._cursor = samples
+        self._starts = [piece.offset for piece in self._reclaimed] or [0]
+        """where the batches of a range begin to count"""
         self._in_flight: dict[int, list[Range]] = {}
         self._delivered: dict[int, list[Range]] = {}
-        self._accepted: list[Range] = []
 
     # ------------------------------------------------------------------------------------------- readings
 
@@ -80,6 +86,10 @@ class EpochPool:
     def accepted_samples(self) -> int:
         """Samples whose round is committed."""
         return sum(piece.size for piece in self._accepted)
+
+    def accepted(self) -> list[Range]:
+        """What no resumed run has to do again, sorted."""
+        return list(self._accepted)
 
     @property
     def is_done(self) -> bool:
@@ -207,10 +217,12 @@ class EpochPool:
             assert piece.offset == position, (
                 f"epoch {self.epoch}: samples {position} to {piece.offset} are lost or dealt twice"
             )
-            assert piece.offset % self.batch_size == 0, (
+            position = piece.end
+        for piece in (*pool, *held):
+            start = self._starts[bisect_right(self._starts, piece.offset) - 1]
+            assert (piece.offset - start) % self.batch_size == 0, (
                 f"epoch {self.epoch}: a chunk starts inside a batch at {piece.offset}"
             )
-            position = piece.end
         assert position == self.samples, f"epoch {self.epoch}: covers {position} of {self.samples} samples"
         assert all(self._in_flight.values()), f"epoch {self.epoch}: a rank is in flight with nothing"
         assert self.is_done == (not self.uncovered()), f"epoch {self.epoch}: done and uncovered disagree"
@@ -239,6 +251,16 @@ class EpochPool:
 
     def _batches(self, samples: int) -> int:
         return -(-samples // self.batch_size)
+
+
+def _covered(accepted: Iterable[Range], samples: int) -> list[Range]:
+    """The ranges, merged. Raises ``ValueError`` unless they are disjoint ranges of the epoch."""
+    pieces, position = merged(accepted), 0
+    for piece in pieces:
+        if piece.size < 1 or piece.offset < position or piece.end > samples:
+            raise ValueError(f"samples [{piece.offset}, {piece.end}) are no part of {samples}, or are there twice")
+        position = piece.end
+    return pieces
 
 
 # ------------------------------------------------------------------------------------------- sharing batches
