@@ -75,6 +75,7 @@ class ReducePlane:
         self._clock = clock
         self._outer = outer
         self._restored: FloatArray | None = None
+        self._start: FloatArray | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reduce")
         self._open: Attempt | None = None
         self._closed_attempt: tuple[int, int] | None = None
@@ -115,6 +116,20 @@ class ReducePlane:
             raise ValueError("the outer momentum to restore is not finite")
         self._restored = momentum.copy()
 
+    def restore_consensus(self, values: FloatArray) -> None:
+        """Start from a checkpoint: the initial round's consensus is this arena (f32, params then buffers), whatever
+        ranks send. Call it before the first round is opened.
+
+        Raises ``ValueError`` once there is a round, or for what is no finite f32 vector.
+        """
+        if self._open is not None or self._consensus is not None:
+            raise ValueError("the consensus can be restored before the first round only")
+        if values.dtype != F32 or values.ndim != 1:
+            raise ValueError(f"the consensus is one f32 vector, not {values.dtype} of shape {values.shape}")
+        if not np.isfinite(values).all():
+            raise ValueError("the consensus to restore is not finite")
+        self._start = values
+
     @property
     def waiting_for(self) -> dict[int, str]:
         """What the open attempt still misses, in words, by host; empty when none is open."""
@@ -133,6 +148,10 @@ class ReducePlane:
             sizes = f"{self._restored.size} elements, the parameters {opening.params_elements}"
             raise ValueError(f"the restored outer momentum has {sizes}")
         counts = Accumulator(opening)
+        if not opening.initial:
+            self._start = None
+        if self._start is not None and self._start.size != counts.elements:
+            raise ValueError(f"the restored consensus has {self._start.size} elements, the model {counts.elements}")
         self._open = Attempt(
             counts=counts,
             plan=slices(opening.params_elements, opening.buffers_elements, self._slice_elements),
@@ -267,6 +286,9 @@ class ReducePlane:
         if bad := done.result():
             self._break_for(attempt, attempt.plan[index], bad)
             return
+        if self._start is not None:
+            piece = attempt.plan[index]
+            attempt.built.values[piece.offset : piece.stop] = self._start[piece.offset : piece.stop]
         attempt.summed.add(index)
         self._send_summed(attempt)
         self._advance(attempt)
