@@ -51,7 +51,7 @@ class Saver:
                 kept.add_done_callback(lambda _: self._later(self._send, rank, grant))
             case WriteCheckpoint():
                 future = self._submit(self._writer.write, effect)
-                future.add_done_callback(lambda done: done.cancelled() or self._later(self._written, done.result()))
+                future.add_done_callback(lambda done: self._later(self._written, done.result()))
             case SendState():
                 self._send_state(effect, number)
 
