@@ -31,6 +31,7 @@ from wire.messages import (
     DeclareDead,
     EvalResult,
     Exiting,
+    FetchState,
     LocalState,
     Message,
     RankFailed,
@@ -50,7 +51,7 @@ from worker.relay_links import ControllerLink, LinkLost, LinkRefused, RunOver, d
 from worker.relay_ranks import RankPorts
 from worker.relay_spec import RelaySpec, SpecError, read_spec
 
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, Exiting, RankFailed)
+FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
 """what passes through from a rank to the controller"""
 FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, FoldError, LocalLinkError, OSError)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core.rehearsal import Rehearsal
+from rehearsal import Rehearsal
 
 from backend.core.config import RunConfig
 from backend.core.join_admission import unlike

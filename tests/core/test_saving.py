@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from core.test_errands import world
+from test_errands import world
 
 from backend.core.config import RunConfig
 from backend.core.errands import Errands
