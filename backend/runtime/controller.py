@@ -259,7 +259,7 @@ class Controller:
 
     async def _refuse_without_room(self, run: LiveRun) -> None:
         try:
-            await asyncio.to_thread(run.check_room)
+            await run.check_room()
         except OSError as error:
             raise _no_room(error) from error
 

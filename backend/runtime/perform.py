@@ -268,14 +268,14 @@ class LiveRun:
             self.tally.checkpoints += 1
         self.driver.post(written)
 
-    def check_room(self) -> None:
-        """Whether a checkpoint of this model would find room now. Blocks on the disk; raises ``OSError``."""
+    async def check_room(self) -> None:
+        """Whether a checkpoint of this model would find room now. Raises ``OSError``."""
         outlook = self.outlook()
-        check_room(self._place.root, 2 * outlook.model_bytes if outlook else 0)
+        await asyncio.to_thread(check_room, self._place.root, 2 * outlook.model_bytes if outlook else 0)
 
     async def _warn_of_disk(self) -> None:
         try:
-            await asyncio.to_thread(self.check_room)
+            await self.check_room()
         except OSError as error:
             text = f"Checkpoints will fail as things are: {error.strerror} ({error.filename})"
             event = {"kind": "checkpoint_trouble", "level": "error", "text": text, "data": {}}
