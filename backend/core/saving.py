@@ -89,7 +89,7 @@ class CheckpointDesk:
     def begin(self, reason: str, manifest: dict[str, Any], now: float) -> list[Effect]:
         """Start one, or while one is under way remember that another is due."""
         if self._open is not None:
-            self._missed = reason
+            self._missed = f"due {reason}"
             return []
         self.asked = self._missed = ""
         self.number += 1

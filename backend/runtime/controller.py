@@ -30,7 +30,7 @@ from backend.runtime.feed import MAX_EVENTS, MAX_ROUNDS, Feed, Page
 from backend.runtime.limits import Limits
 from backend.runtime.links import Door, Served
 from backend.runtime.meters import Heartbeat, measure
-from backend.runtime.perform import LiveRun, Services
+from backend.runtime.perform import ENDED_PHASES, LiveRun, Services
 from backend.runtime.settings import STRETCHED, Settings
 from backend.runtime.tokens import Tickets, load_token
 from backend.runtime.view import View, history_view, overview
@@ -137,7 +137,8 @@ class Controller:
         """Make a run that goes on from a checkpoint (``resuming`` says how one is named), with that run's configuration
         but for ``changes``. Raises ``CommandRefused``."""
         row, origin = await asyncio.to_thread(resuming.find, self.store.queries, self.settings.data_dir, source)
-        if row["id"] in self._runs:
+        live = self._runs.get(row["id"])
+        if live is not None and live.phase not in ENDED_PHASES:
             raise CommandRefused("run_live", f"run {row['id']} is still live; stop it before it is resumed")
         return await self._create(resuming.config_of(row, changes), origin, changes)
 

@@ -9,7 +9,7 @@ RUN = {"job": "a.py:A", "mode": "cpu_sync"}
 
 def rounds_of(store: Store, run: int, numbers: range, loss: float) -> None:
     for number in numbers:
-        store.write(run, "rounds", {"round": number, "loss": loss, "global_step": 2 * number}, durable=True)
+        store.write(run, "rounds", {"round": number, "loss": loss}, durable=True).result(10)
 
 
 def resumed(store: Store, run: int, last: int, epochs: int) -> int:
