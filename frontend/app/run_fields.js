@@ -160,6 +160,15 @@ const PATIENCE = [
   }),
 ];
 
+const CHECKPOINTS = [
+  integer("checkpoint_epochs", "Save every so many epochs", 1, "Training goes on while it is saved", AT_LEAST_1),
+  integer("checkpoint_rounds", "Save every so many rounds", undefined, "For long epochs; empty: only as above", {
+    ...AT_LEAST_1,
+    ...OPTIONAL,
+  }),
+  integer("keep_checkpoints", "Keep", 3, "The newest so many stay; -1 keeps all", { min: -1 }),
+];
+
 const CHECKS = [
   flag("verify_consensus", "Compare parameters after every round", true, "Each rank reports a hash; they must agree"),
   flag(
@@ -174,6 +183,7 @@ export const ADVANCED = [
   { title: "ElChe, the scheduler", fields: SCHEDULER },
   { title: "Drift of the replicas", fields: DRIFT },
   { title: "Average", fields: AVERAGE },
+  { title: "Checkpoints", fields: CHECKPOINTS },
   { title: "Patience", fields: PATIENCE },
   { title: "Checks", fields: CHECKS },
 ];
