@@ -314,8 +314,7 @@ def _command(
 @app.command()
 def save(run: Run, url: Url = "", token_file: TokenFile = None, as_json: Json = False) -> None:
     """Save a checkpoint when the round at hand is closed, and go on."""
-    words = "Run {id} saves when its round is closed."
-    _command(run, "checkpoints", lambda view: words.format(id=view["id"]), url, token_file, as_json)
+    _command(run, "checkpoints", lambda view: f"Run {view['id']} saves after its round.", url, token_file, as_json)
 
 
 @app.command()
@@ -334,13 +333,9 @@ def resume(
 
     with _client(url, token_file) as client:
         view = client.post("runs", {"resume_from": f"{_number(client, run)}:{which}"} | _pairs(setting, "--set"))
-        if as_json:
-            show.as_json(view)
-        else:
-            print(view["id"])
-            origin = view["resumed_from"]
-            where = f"checkpoint {origin['checkpoint']} of run {origin['run']}"
-            show.say(f"Run {view['id']} goes on from {where} and waits for hosts.")
+        origin = view["resumed_from"]
+        show.as_json(view) if as_json else print(view["id"])
+        show.say(f"It goes on from checkpoint {origin['checkpoint']} of run {origin['run']} and waits for hosts.")
 
 
 @app.command()

@@ -119,9 +119,9 @@ class March:
     def save_soon(self, by: str) -> list[Effect]:
         """Save when the round at hand is closed, and go on."""
         if self.phase == "forming":
-            return [Refused("nothing_to_save", "nothing has been trained yet")]
+            return [Refused("nothing_to_save", "Nothing has been trained yet.")]
         if self.ending is not None or self.stopping:
-            return [Refused("already_ending", "the run is ending, and saves before it does")]
+            return [Refused("already_ending", "The run is ending, and saves before it does.")]
         return self.checkpoints.ask(by)
 
     def rank_exited(self, rank: int, cause: ExitCause, now: float) -> None:

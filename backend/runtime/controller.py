@@ -139,7 +139,7 @@ class Controller:
         row, origin = await asyncio.to_thread(resuming.find, self.store.queries, self.settings.data_dir, source)
         live = self._runs.get(row["id"])
         if live is not None and live.phase not in ENDED_PHASES:
-            raise CommandRefused("run_live", f"run {row['id']} is still live; stop it before it is resumed")
+            raise CommandRefused("run_live", f"Run {row['id']} is still live; stop it before it is resumed.")
         return await self._create(resuming.config_of(row, changes), origin, changes)
 
     async def _create(self, config: RunConfig, origin: Loaded | None, scaled: Container[str]) -> int:
@@ -354,7 +354,7 @@ class Controller:
 def _no_room(error: OSError) -> CommandRefused:
     code = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "data_dir_unwritable"
     cure = "free some space" if code == "disk_full" else "make it writable, or name another --data-dir"
-    return CommandRefused(code, f"checkpoints could not be kept: {error.strerror} ({error.filename}); {cure}")
+    return CommandRefused(code, f"Checkpoints could not be kept: {error.strerror} ({error.filename}); {cure}.")
 
 
 async def _contained(work: Coroutine[Any, Any, None], name: str) -> None:

@@ -124,16 +124,21 @@ class LiveRun:
             clock=services.clock,
             outer=outer_optimizer(config),
         )
-        if origin is not None:
-            self.plane.restore_consensus(origin.consensus)
-            if origin.momentum is not None and config.outer_optimizer != "none":
-                self.plane.restore_outer(origin.momentum)
+        self._start_from(origin)
         self._saver = Saver(
             CheckpointWriter(self._place, services.wall_clock, {"job_hash": row["job_hash"] or ""}),
             lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
             self.links.send_rank,
             self._checkpoint_written,
         )
+
+    def _start_from(self, origin: Loaded | None) -> None:
+        """The initial broadcast brings what the checkpoint holds."""
+        if origin is None:
+            return
+        self.plane.restore_consensus(origin.consensus)
+        if origin.momentum is not None and self.config.outer_optimizer != "none":
+            self.plane.restore_outer(origin.momentum)
 
     @property
     def window_open(self) -> bool:

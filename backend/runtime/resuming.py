@@ -44,7 +44,7 @@ def parse(text: str) -> Source:
     if not colon and which.isdigit():
         run, which = which, "last"
     if not _GRAMMAR.fullmatch(f"{run}:{which}" if run else which) or (which.isdigit() and not run):
-        reason = f"{text!r} names no checkpoint; write last, best, RUN, RUN:last, RUN:best or RUN:NUMBER"
+        reason = f"{text!r} names no checkpoint; write last, best, RUN, RUN:last, RUN:best or RUN:NUMBER."
         raise CommandRefused("checkpoint_unreadable_name", reason)
     number = int(which) if which.isdigit() else None
     return Source(int(run) if run else None, number, which == "best")
@@ -57,12 +57,12 @@ def find(queries: Queries, data_dir: Path, text: str) -> tuple[Row, Loaded]:
     place = CheckpointPlace(data_dir, row["id"])
     complete = place.complete()
     if not complete:
-        reason = f"run {row['id']} has no complete checkpoint to resume from"
+        reason = f"Run {row['id']} has no complete checkpoint to resume from."
         raise CommandRefused("no_checkpoint", reason)
     if source.number is not None:
         if source.number not in complete:
             had = ", ".join(map(str, complete))
-            reason = f"run {row['id']} has no checkpoint {source.number} any more; there are {had}"
+            reason = f"Run {row['id']} has no checkpoint {source.number}; there are {had}."
             raise CommandRefused("checkpoint_unknown", reason)
         wanted = [source.number]
     else:
@@ -75,7 +75,7 @@ def find(queries: Queries, data_dir: Path, text: str) -> tuple[Row, Loaded]:
         except BundleError as error:
             log.error("checkpoint %d of run %d is damaged: %s", number, row["id"], error)
             damaged.append(f"Checkpoint {number} was passed over: {error}")
-    raise CommandRefused("checkpoint_damaged", "; ".join(damaged))
+    raise CommandRefused("checkpoint_damaged", "; ".join(damaged) + ".")
 
 
 def config_of(row: Row, changes: Mapping[str, Any]) -> RunConfig:
@@ -139,14 +139,14 @@ def _run_of(queries: Queries, data_dir: Path, source: Source) -> Row:
     if source.run is not None:
         row = queries.get_run(source.run)
         if row is None:
-            raise CommandRefused("run_unknown", f"there is no run {source.run} to resume")
+            raise CommandRefused("run_unknown", f"There is no run {source.run} to resume.")
         return row
     for summary in queries.list_runs(NEWEST_RUNS):
         if CheckpointPlace(data_dir, summary["id"]).complete():
             row = queries.get_run(summary["id"])
             assert row is not None
             return row
-    raise CommandRefused("no_checkpoint", "no run has a complete checkpoint to resume from")
+    raise CommandRefused("no_checkpoint", "No run has a complete checkpoint to resume from.")
 
 
 def _by_score(queries: Queries, run_id: int, complete: list[int]) -> list[int]:

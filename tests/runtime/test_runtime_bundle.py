@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from test_runtime_checkpoint import Layout, effect, noon, spec, write
+from bundles import JOB, manifest, noon, save, spec
+from test_runtime_checkpoint import effect, write
 
 from backend.core.config import RunConfig
 from backend.core.vocabulary import WriteCheckpoint
@@ -30,50 +31,11 @@ from backend.runtime.errors import CommandRefused
 from backend.store import Store, sqlite_url
 
 ROOT = Path(__file__).parent.parent.parent
-JOB = "j.py:J"
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> CheckpointPlace:
     return CheckpointPlace(tmp_path, 3)
-
-
-def manifest(layout: Layout, **changes: Any) -> dict[str, Any]:
-    """What the core writes, in the middle of an epoch."""
-    progress = {
-        "samples_accepted": [64], "epoch": 1, "accepted": [[0, 20]], "lost": [], "batches": 5, "seconds": 1.0,
-        "loss_sum": 2.0, "loss_batches": 5, "loss": 0.4, "evaluated": None,
-    }  # fmt: skip
-    whole = {
-        "run_id": 3, "config": RunConfig(job=JOB).as_dict(), "layout": layout, "dataset_size": 64, "world_size": 2,
-        "seats": [["a", "cpu:0"], ["a", "cpu:1"]], "scheduler": {}, "guard": {}, "meta": None, "progress": progress,
-        "reason": "test", "loss": 0.4, "metrics": {}, "round": 7, "epoch": 1, "global_step": 21,
-    }  # fmt: skip
-    return whole | changes
-
-
-def save(
-    place: CheckpointPlace,
-    number: int,
-    values: list[float],
-    *,
-    keep: int = -1,
-    layout: Layout | None = None,
-    momentum: np.ndarray | None = None,
-    states: dict[int, bytes] | None = None,
-    **changes: Any,
-) -> bundle.Arena:
-    """One bundle of a model with the tensor ``w``; answers the consensus behind it."""
-    layout = layout or spec(shape=[len(values)])
-    arena = np.array(values, dtype=np.float32)
-    writer = CheckpointWriter(place, noon, {"job_hash": "h"})
-    writer.open(number, Committed(arena, momentum))
-    for rank, body in (states or {}).items():
-        writer.keep(number, rank, body)
-    whole = tuple(sorted(states or {}))
-    written = writer.write(WriteCheckpoint(number, "test", whole, manifest(layout, **changes), keep))
-    assert written.error == "", written.error
-    return arena
 
 
 def loaded(place: CheckpointPlace, number: int) -> bundle.Loaded:

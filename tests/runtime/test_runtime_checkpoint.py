@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from bundles import Layout, noon, spec
 from torch import nn
 
 from backend.core.vocabulary import CheckpointWritten, WriteCheckpoint
@@ -21,8 +21,6 @@ from backend.runtime import tensor_file
 from backend.runtime.bundle import MANIFEST, MODEL, OUTER, CheckpointPlace, read_manifest, verify
 from backend.runtime.checkpoint import CheckpointWriter, Committed
 from backend.runtime.tensor_file import TensorFileError
-
-Layout = list[dict[str, Any]]
 
 
 class Net(nn.Module):
@@ -81,10 +79,6 @@ def saved_state(local: dict[str, torch.Tensor]) -> bytes:
     """A rank's own state with these local tensors of the model, and one that is not the model's."""
     named = {f"model.{name}": tensor for name, tensor in local.items()}
     return safetensors.torch.save(named | {"rng.torch": torch.zeros(8, dtype=torch.uint8)})
-
-
-def noon() -> datetime:
-    return datetime(2026, 11, 29, 12, 0, 0, 123000, tzinfo=UTC)
 
 
 def write(
@@ -185,9 +179,9 @@ def test_tensors_start_at_multiples_of_their_own_size(place: CheckpointPlace) ->
     length = int.from_bytes(body[:8], "little")
     header = json.loads(body[8 : 8 + length])
     widths = {"F64": 8, "I64": 8, "F32": 4, "F16": 2, "BF16": 2, "BOOL": 1}
-    for name, spec in header.items():
+    for name, placed in header.items():
         if name != "__metadata__":
-            assert (8 + length + spec["data_offsets"][0]) % widths[spec["dtype"]] == 0, name
+            assert (8 + length + placed["data_offsets"][0]) % widths[placed["dtype"]] == 0, name
 
 
 def test_local_tensors_that_nobody_can_hand_over_are_named_in_the_manifest(place: CheckpointPlace) -> None:
@@ -210,10 +204,6 @@ def test_a_tied_local_tensor_is_saved_under_both_names(place: CheckpointPlace) -
     assert written.error == ""
     state = safetensors.torch.load_file(place.data_dir / written.path)
     assert state["a"].tolist() == state["b"].tolist() == [4, 5]
-
-
-def spec(**changes: Any) -> Layout:
-    return [{"name": "w", "section": "params", "dtype": "float32", "shape": [2], "offset": 0, "alias_of": ""} | changes]
 
 
 LOCAL = {"section": "local", "dtype": "int64", "offset": -1}
