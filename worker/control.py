@@ -78,7 +78,7 @@ class SetClock:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Write the contribution into the arena, scaled by these masses, then send ``ready``."""
+    """Have the values in the arena, then send ``ready``."""
 
     ready: SnapshotReady
 
@@ -97,6 +97,8 @@ class Adopt:
     round: int
     params: bool
     buffers: bool
+    consensus: str
+    """the file that holds it"""
     ahead: bool = False
     """batches were done since the arena was packed; what they changed must not be lost, as far as the policy says so"""
 
@@ -251,6 +253,7 @@ class Control:
             commit.round,
             params=commit.realized,
             buffers=commit.realized and commit.buffers_realized,
+            consensus=commit.consensus,
             ahead=self.steps_since_round > 0,
         )
         return [adopt, *self._resume()]
