@@ -97,10 +97,10 @@ class Adopt:
     round: int
     params: bool
     buffers: bool
-    consensus: str
-    """the file that holds it"""
     ahead: bool = False
     """batches were done since the arena was packed; what they changed must not be lost, as far as the policy says so"""
+    consensus: str = ""
+    """the file that holds it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +253,8 @@ class Control:
             commit.round,
             params=commit.realized,
             buffers=commit.realized and commit.buffers_realized,
-            consensus=commit.consensus,
             ahead=self.steps_since_round > 0,
+            consensus=commit.consensus,
         )
         return [adopt, *self._resume()]
 
