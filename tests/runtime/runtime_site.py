@@ -308,6 +308,8 @@ class ScriptedHost:
         self.accept: Accept
         self.base: np.ndarray
         """the consensus that it holds"""
+        self.welcomes: list[RelayWelcome] = []
+        """on its control link, then on its data link"""
 
     async def dial(self) -> Link:
         self.join = await Link.dial(self.site.url(Channel.JOIN), Channel.JOIN, self.site.join_secret)
@@ -351,9 +353,9 @@ class ScriptedHost:
     async def attach(self) -> None:
         """Both relay links, welcomed."""
         self.control = await self.relay(Channel.CONTROL)
-        await self.control.hear(RelayWelcome)
+        self.welcomes = [await self.control.hear(RelayWelcome)]
         self.data = await self.relay(Channel.DATA)
-        await self.data.hear(RelayWelcome)
+        self.welcomes.append(await self.data.hear(RelayWelcome))
 
     async def contribute(self, request: Any, steps: dict[int, int], values: np.ndarray, buffers: np.ndarray) -> None:
         """Declare the work of the host's only rank and stream what it amounts to; nothing when it didn't work."""
