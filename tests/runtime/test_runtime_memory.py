@@ -161,20 +161,20 @@ async def test_nothing_else_has_a_place_on_the_data_link(tmp_path: Path, message
 async def test_a_host_that_does_not_read_holds_up_nobody_elses_control(tmp_path: Path) -> None:
     """Back-pressure is per link: what waits for the one that doesn't read delays nothing on the other's links."""
     big = 1 << 20
-    opening = replace(INITIAL, params_elements=4 * big, buffers_elements=0)
+    opening = replace(INITIAL, params_elements=8 * big, buffers_elements=0)
     async with two_hosts(tmp_path, opening, AbortRound(-1, 0, "enough")) as (where, core, (left, right)):
         await next_step(where)
         for host, steps in ((left, 1), (right, 0)):
             (rank,) = host.accept.ranks
             share = {rank: float(steps)}
-            await host.data.say(Contribution(-1, 0, {rank: steps}, share, share, 4 * big, 0))
+            await host.data.say(Contribution(-1, 0, {rank: steps}, share, share, 8 * big, 0))
         values = np.ones(1 << 18, np.float32)
 
         async def upload() -> None:
-            for offset in range(0, 4 * big, values.size):
+            for offset in range(0, 8 * big, values.size):
                 await left.data.stream(ChunkHeader(0xFFFFFFFF, 0, 0, offset, values.size), values)
 
-        reading = asyncio.create_task(drain(left.data, 4 * big))
+        reading = asyncio.create_task(drain(left.data, 8 * big))
         await asyncio.wait_for(upload(), 20)
         await asyncio.wait_for(reading, 20)  # the other one has read nothing, and its link is full
         await core.heard(RoundFinished)
