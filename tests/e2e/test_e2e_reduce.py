@@ -44,8 +44,8 @@ def test_equal_elements_stay_equal(
 
 
 @pytest.mark.parametrize("victim", ["worker.rank", "worker.relay", "agent"])
-def test_whatever_is_killed_the_next_agent_finds_the_memory_free(marchline: Stage, tmp_path: Path, victim: str) -> None:
-    run = marchline.create("even.py:Even", quorum=1, params={"samples": 100_000})
+def test_whatever_is_killed_the_next_agent_finds_the_memory_free(marchline: Stage, victim: str) -> None:
+    run = marchline.create("even.py:Even", params={"samples": 100_000})
     worker = marchline.worker("host-0", "cpu:2")
     marchline.started(run, 2)
     marchline.until(run, lambda view: view["global_step"] >= 4, "some rounds to close")
@@ -62,9 +62,9 @@ def test_whatever_is_killed_the_next_agent_finds_the_memory_free(marchline: Stag
         worker.wait()
     marchline.ended(run)
     assert directory.exists() == (victim == "agent")
-    after = marchline.create("odometer.py:Odometer", quorum=1)
-    other = marchline.worker("host-1")
-    marchline.joined(after, 1)
+    after = marchline.create("odometer.py:Odometer")
+    other = marchline.worker("host-1", "cpu:2")
+    marchline.joined(after, 2)
     assert not directory.exists()
     assert (f"removed {directory} (" in other.output()) == (victim == "agent")
 
