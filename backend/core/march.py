@@ -244,7 +244,8 @@ class March:
         source, first = "rank 0 hands out its parameters", 0
         if self.resume is not None:
             source, first = f"they start from {self.resume.where}", self.resume.round + 1
-        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, first)
+        encoding = int(self.config.bf16_wire)
+        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding, first_round=first)
         self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; {source}")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True

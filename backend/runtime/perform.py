@@ -119,6 +119,7 @@ class LiveRun:
         self.links = RunLinks(self.driver.post)
         self.plane = ReducePlane(
             send=self._send_chunk,
+            tell=self.links.send_data,
             finished=self.driver.post,
             broken=self.driver.post,
             clock=services.clock,
@@ -152,7 +153,9 @@ class LiveRun:
 
     def view(self) -> View:
         """The RunView as it is now."""
-        core = self._core.snapshot(self._services.clock())
+        core, paths = self._core.snapshot(self._services.clock()), self.links.data_paths()
+        members = [member | {"data_path": paths.get(member["host"], "")} for member in core.get("members", ())]
+        core = core | {"members": members}
         if self._outcome is not None:
             phase, reason = self._outcome
             core = core | {"phase": phase, "reason": reason}
