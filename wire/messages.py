@@ -51,6 +51,8 @@ class Hello(Message, frozen=True):
     """each training step is padded to at least this; shown wherever the host is"""
     relay_only: bool = False
     """no devices: it folds the data streams of the hosts that join through it (``python -m worker --relay-only``)"""
+    returning: int | None = None
+    """its number in a run whose controller it lost: its ranks still live and wait, and nothing is probed again"""
 
 
 class JobOffer(Message, frozen=True):
@@ -89,6 +91,8 @@ class Accept(Message, frozen=True):
     heartbeat_timeout_seconds: float
     run_secret: bytes = b""
     """sent only under open admission; otherwise both sides derive it from the join token and the salt"""
+    reattach_seconds: float = 0.0
+    """how long a host that lost its controller keeps its ranks and dials again; 0: not at all"""
 
 
 class Reject(Message, frozen=True):
@@ -212,6 +216,10 @@ class RankReady(Message, frozen=True):
     buffers_elements: int
     notes: list[str] = []
     """what this rank could not take up of the state that was saved, one sentence each"""
+    held_round: int | None = None
+    """after ``Rewind``: the round whose consensus this rank holds again"""
+    held_hash: str = ""
+    """XXH3-64 (hex) of that consensus"""
 
 
 class StartChunk(Message, frozen=True):
@@ -255,11 +263,20 @@ class RequestParams(Message, frozen=True):
     round: int
     attempt: int
     initial: bool
-    """the broadcast before training: rank 0 has mass 1, the others none; values travel, not differences"""
+    """the broadcast before training: ``root`` has mass 1, the others none; values travel, not differences"""
     encoding: int = 0
     """a ``wire.frames.Encoding``: how the host streams parameters; buffers and the initial broadcast are f32"""
     excluded: bool = False
     """what this rank contributed was refused: it declares no work this time, and starts anew from the consensus"""
+    root: int = 0
+    """the rank whose values an initial broadcast brings"""
+
+
+class Rewind(Message, frozen=True):
+    """relay -> rank: the controller was lost. Finish the batch in hand, forget what was done since the last round, take
+    its consensus again, and say ``RankReady``."""
+
+    reason: str
 
 
 class SnapshotReady(Message, frozen=True):
@@ -413,7 +430,7 @@ AnyMessage = (
     | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
     | NonFinite | UpdateComing | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
     | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown
-    | Exiting | RankFailed | DeclareDead | RankHello
+    | Exiting | RankFailed | DeclareDead | RankHello | Rewind
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -13,6 +13,7 @@
     any        Evaluate                     same             Score
     any        RequestLocalState            same             SendLocal (grants for it never come here)
     any        DeclareDead (own rank)       draining         Leave, as fenced
+    any        Rewind                       idle             Back: whatever the last round did not hold is void
     any        Shutdown                     draining         Leave
     draining   anything                     draining         none
 
@@ -38,6 +39,7 @@ from wire.messages import (
     Message,
     RequestLocalState,
     RequestParams,
+    Rewind,
     RoundCommitted,
     Shutdown,
     SnapshotReady,
@@ -118,6 +120,13 @@ class SendLocal:
 
 
 @dataclass(frozen=True, slots=True)
+class Back:
+    """Take the consensus of ``round`` again, and say that this rank is ready."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """End the loop. ``fenced``: the cohort goes on without this rank, which is no clean end."""
 
@@ -125,7 +134,7 @@ class Leave:
     fenced: bool
 
 
-Action = Train | SetClock | Pack | Resend | Adopt | Score | SendLocal | Leave
+Action = Train | SetClock | Pack | Resend | Adopt | Score | SendLocal | Back | Leave
 
 
 class Control:
@@ -146,7 +155,7 @@ class Control:
         self._packed_steps = 0
         self._last_round: int | None = None
 
-    def receive(self, message: Message) -> list[Action]:
+    def receive(self, message: Message) -> list[Action]:  # noqa: C901 one match, a line a case
         """What this message asks for, in order. Raises ``IllegalMessage``."""
         if self.state is State.DRAINING:
             return []
@@ -163,6 +172,8 @@ class Control:
                 return [Score(message.epoch)]
             case RequestLocalState():
                 return [SendLocal(message.checkpoint)]
+            case Rewind():
+                return self._rewind(message)
             case Shutdown():
                 return self._leave(message.reason, fenced=False)
             case DeclareDead():
@@ -226,7 +237,7 @@ class Control:
         return [Resend(self._snapshot)]
 
     def _initial(self, request: RequestParams) -> SnapshotReady:
-        root = self.rank == 0
+        root = self.rank == request.root
         mass = 1.0 if root else 0.0
         return SnapshotReady(request.round, request.attempt, steps=int(root), mass=mass, mover_mass=mass)
 
@@ -264,6 +275,17 @@ class Control:
             return []
         self.state = State.IDLE
         return self._begin(self._waiting.popleft()) if self._waiting else []
+
+    def _rewind(self, message: Rewind) -> list[Action]:
+        """The cohort starts from the last round again, as it did from the first: with an initial broadcast."""
+        if self._last_round is None:
+            raise IllegalMessage(message, self.state, "there is no round to go back to")
+        held, self._last_round = self._last_round, None
+        self.state = State.IDLE
+        self.chunk = self._snapshot = self._last_done = None
+        self._waiting.clear()
+        self.steps_since_round = self._packed_steps = 0
+        return [Back(held)]
 
     def _leave(self, reason: str, *, fenced: bool) -> list[Action]:
         self.state = State.DRAINING

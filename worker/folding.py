@@ -68,7 +68,10 @@ class ConsensusPair:
     """
 
     def __init__(self, directory: Path, elements: int) -> None:
-        """Make ``consensus.0`` and ``consensus.1``. Raises ``ArenaError``."""
+        """Make ``consensus.0`` and ``consensus.1``, in the place of any there are: who maps those keeps them. Raises
+        ``ArenaError``."""
+        for number in range(2):
+            (directory / f"consensus.{number}").unlink(missing_ok=True)
         self._files = [ArenaFile.create(directory / f"consensus.{number}", elements) for number in range(2)]
         self._building = 0
         self._absolute = True

@@ -33,6 +33,7 @@ from worker.arena import Arena
 from worker.control import (
     Action,
     Adopt,
+    Back,
     Control,
     Leave,
     Pack,
@@ -134,15 +135,7 @@ class TrainingLoop:
         if notes is None:
             assert self._leave is not None
             return self._leave
-        self.link.send(
-            RankReady(
-                layout_hash=self.arena.layout_hash,
-                params_elements=self.arena.params_elements,
-                buffers_elements=self.arena.buffers_elements,
-                notes=notes,
-            )
-        )
-        self._enter(State.IDLE)
+        self._ready(notes)
         while self._leave is None:
             # What did the controller say? With a chunk in work nobody waits for an answer.
             for message in self._messages():
@@ -156,6 +149,18 @@ class TrainingLoop:
                 if self._samples_left == 0:
                     self._finish_chunk()
         return self._leave
+
+    def _ready(self, notes: list[str], held_round: int | None = None, held_hash: str = "") -> None:
+        ready = RankReady(
+            layout_hash=self.arena.layout_hash,
+            params_elements=self.arena.params_elements,
+            buffers_elements=self.arena.buffers_elements,
+            notes=notes,
+            held_round=held_round,
+            held_hash=held_hash,
+        )
+        self.link.send(ready)
+        self._enter(State.IDLE)
 
     # ------------------------------------------------------------------------------------------- training
 
@@ -205,7 +210,7 @@ class TrainingLoop:
             return self.link.poll()
         return [self.link.wait()]
 
-    def _obey(self, actions: list[Action]) -> None:
+    def _obey(self, actions: list[Action]) -> None:  # noqa: C901 one match, a line a case
         for action in actions:
             match action:
                 case SetClock(global_step):
@@ -223,6 +228,8 @@ class TrainingLoop:
                     self._evaluate(epoch)
                 case SendLocal(checkpoint):
                     self._send_local(checkpoint)
+                case Back(round):
+                    self._go_back(round)
                 case Leave():
                     self._say_goodbye(action)
 
@@ -295,6 +302,15 @@ class TrainingLoop:
         self._enter(State.IDLE)
 
     # ------------------------------------------------------------------------------------ errands and the end
+
+    def _go_back(self, round: int) -> None:
+        """The controller was lost: hold what the last round left, and wait for whoever takes the cohort up again. What
+        the optimizer has learned since stays with it."""
+        self._batches, self._samples_left = iter(()), 0
+        self._handover.drop()
+        consensus_hash = self.arena.rewind()
+        self._times = WindowTimes(worked_until=self.clock())
+        self._ready([], round, consensus_hash)
 
     def _evaluate(self, epoch: int) -> None:
         self._enter("evaluating")

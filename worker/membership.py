@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from wire.codes import CloseCode
 from wire.messages import (
@@ -37,12 +40,15 @@ from wire.sealing import run_secret
 from worker.devices import DeviceError, LocalDevice
 from worker.exits import ExitCode
 from worker.host import PATIENCE_SECONDS, Host, HostOrders
-from worker.join_link import JoinLink, LinkEnded, Target
+from worker.join_link import JoinLink, LinkEnded, Refused, Target, Unreachable
 from worker.probing import PROBE_SECONDS, probe_job
 from worker.shared_dir import SharedDirError
 from worker.versions import host_versions
 
 FAREWELL_SECONDS = 2.0
+RETURN_PAUSE_SECONDS = 0.5
+_FINAL = frozenset({CloseCode.AUTH, CloseCode.SUPERSEDED, CloseCode.REFUSED, CloseCode.GONE, CloseCode.PROTOCOL})
+"""close codes with which the controller itself ended the link"""
 _PASSING = ("window_closed", "no_open_window", "world_full")
 """refusals that the next run may lift, whatever their flag says"""
 
@@ -119,20 +125,24 @@ class Membership:
             await self.link.send(self.offer.hello())
             accept = await self._admission()
             log.info("admitted to run %s as host %s; waiting for its world to form", accept.run_id, accept.host_id)
-            await _first_to_end(self._obey(accept), self._beat(accept), self._listen_for_silence(accept))
+            while True:
+                try:
+                    await _first_to_end(self._obey(accept), self._beat(accept), self._listen_for_silence(accept))
+                except LinkEnded as ended:
+                    accept = await self._return(ended, accept)
         except _Over as over:
             return over.outcome
         except LinkEnded as ended:
             return self._lost(ended)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as asked:
             self._hurry = True
-            await self._say_goodbye("the operator of this host ended its agent")
+            how = f" ({asked.args[0]})" if asked.args else ""
+            await self._say_goodbye(f"the operator of {self.offer.name} ended its agent{how}")
             raise
         finally:
             if self.host is not None:
                 await self.host.stop(0.0 if self._hurry else PATIENCE_SECONDS)
             await self.link.close()
-        raise AssertionError("a membership ends by being told so, or by losing its link")
 
     def kill(self) -> None:
         """End every child at once."""
@@ -278,6 +288,45 @@ class Membership:
             woke = now
             if now - self.link.heard_at > timeout:
                 raise LinkEnded(CloseCode.SILENT, f"the controller was not heard for {now - self.link.heard_at:.0f} s")
+
+    # ------------------------------------------------------------------------------------- a controller that is lost
+
+    async def _return(self, ended: LinkEnded, accept: Accept) -> Accept:
+        """Keep relay and ranks, and dial until the controller is back. Raises ``LinkEnded`` where there is nothing to
+        come back with, ``_Over`` when the controller stays away or does not want this host."""
+        patience = accept.reattach_seconds
+        if self.host is None or not patience or ended.close_code in _FINAL:
+            raise ended
+        log.warning("the controller was lost (%s); ranks and relay wait up to %g s for it", ended, patience)
+        await self.link.close()
+        hello = msgspec.structs.replace(self.offer.hello(), run=accept.run_id, returning=accept.host_id)
+        deadline = asyncio.get_running_loop().time() + patience
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    try:
+                        return await self._come_back(hello)
+                    except (Unreachable, LinkEnded) as error:
+                        log.debug("not yet: %s", error)
+                    await asyncio.sleep(RETURN_PAUSE_SECONDS)
+        text = f"the controller was lost ({ended}) and did not come back within {patience:g} s; resume the run there"
+        raise _Over(Outcome(ExitCode.LOST, text, retry=True, admitted=True))
+
+    async def _come_back(self, hello: Hello) -> Accept:
+        """One dial. Raises ``Unreachable``, ``LinkEnded``, ``_Over``."""
+        try:
+            self.link = await JoinLink.dial(dataclasses.replace(self.target, run=hello.run))
+        except Refused as refused:
+            raise _Over(Outcome(refused.code, str(refused), retry=False, admitted=True)) from refused
+        await self.link.send(hello)
+        while not isinstance(answer := await self._reply(), Accept):
+            if isinstance(answer, Reject):
+                text = f"the controller is back, and goes on without this host ({answer.code}): {answer.reason}"
+                raise _Over(Outcome(ExitCode.LOST, text, retry=True, admitted=True))
+            self._hear(answer)
+        log.info("the controller is back: run %s goes on", answer.run_id)
+        self._accept = answer
+        return answer
 
     # --------------------------------------------------------------------------------------------------- the end
 

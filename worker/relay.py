@@ -5,7 +5,10 @@ it passes on what the controller says and builds the next consensus from the str
 ``RoundCommitted``. Where the controller is on the same machine, nothing is streamed: each maps the other's memory. It
 never divides, touches no CUDA and imports no torch (design sections 2 and 6; behaviour G9; decision 0014).
 
-It ends with the run (exit 0), on SIGTERM (0), when a link is lost or anything else goes wrong (1, the reason
+A controller that is lost in the middle of a run may come back: the ranks go back to the last round and wait, and the
+relay dials for as long as the run says.
+
+It ends with the run (exit 0), on SIGTERM (0), when a link is lost for good or anything else goes wrong (1, the reason
 on the last line of stderr), and with its agent. The agent supervises the ranks; the relay tells them nothing
 of its own end.
 """
@@ -14,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import msgspec
 
 from wire.errors import ProtocolError
 from wire.messages import (
@@ -34,6 +38,7 @@ from wire.messages import (
     RankFailed,
     RankReady,
     RequestParams,
+    Rewind,
     RoundAborted,
     RoundCommitted,
     SharedMemory,
@@ -50,6 +55,7 @@ from worker.relay_links import ControllerLink, LinkLost, LinkRefused, RunOver, d
 from worker.relay_ranks import RankPorts
 from worker.relay_spec import RelaySpec, SpecError, read_spec
 from worker.relay_streams import Downloads, Uploads
+from worker.signals import leaving_signals
 from worker.staging import StagingError
 
 FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
@@ -71,10 +77,14 @@ class Relay:
         self._spec = spec
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="data")
         self._fold = Fold(spec.ranks)
-        self._uploads = Uploads(self._fold, spec.directory, self._pool)
-        self._downloads = Downloads(spec.directory, self._pool, self._release)
+        self._begin_session()
         self._ports = RankPorts(spec.ranks, self._from_rank)
-        self._to_controller: asyncio.Queue[tuple[int, Message]] = asyncio.Queue(_OUTBOX)
+        self._to_controller: asyncio.Queue[tuple[int, int, Message]] = asyncio.Queue(_OUTBOX)
+        self._session = 0
+        """controllers that were lost; what was meant for one of them is not for the next"""
+        self._adopted = False
+        self._rewinding: set[int] = set()
+        """ranks that have not gone back yet: what they say is about work that is void"""
         self._shared = False
         self._dialled = asyncio.Event()
         self._preparing = asyncio.Lock()
@@ -82,9 +92,28 @@ class Relay:
     async def run(self) -> None:
         """Serve until the run is over. Raises one of ``FAILURES``."""
         await self._ports.listen(self._spec.directory / "relay.sock")
+        try:
+            spec = self._spec
+            while True:
+                try:
+                    await self._serve(spec)
+                except LinkLost as lost:
+                    if isinstance(lost, RunOver | LinkRefused) or not self._adopted or not spec.reattach_seconds:
+                        raise
+                    self._park(lost)
+                    spec = msgspec.structs.replace(self._spec, connect_seconds=spec.reattach_seconds)
+        except RunOver as over:
+            logger.info("the run is over: %s", over)
+            await self._ports.farewell(_FAREWELL_SECONDS)
+        finally:
+            await self._ports.close()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _serve(self, spec: RelaySpec) -> None:
+        """One controller from the first dial to the loss of a link, which is raised."""
         links: tuple[ControllerLink, ...] = ()
         try:
-            links = control, data = await dial(self._spec)
+            links = control, data = await dial(spec)
             await self._agree_on_path(data)
             await _first_to_end(
                 self._ports.serve(),
@@ -94,12 +123,23 @@ class Relay:
                 self._downloads.apply(),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
             )
-        except RunOver as over:
-            logger.info("the run is over: %s", over)
-            await self._ports.farewell(_FAREWELL_SECONDS)
         finally:
-            await asyncio.gather(self._ports.close(), *(link.close() for link in links))
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            await asyncio.gather(*(link.close() for link in links))
+
+    def _park(self, lost: LinkLost) -> None:
+        """The controller is gone, the ranks are not: they go back to the last round, and wait with us for another."""
+        logger.warning("%s; the ranks wait up to %g s for it to come back", lost, self._spec.reattach_seconds)
+        self._session += 1
+        self._dialled.clear()
+        self._fold = Fold(sorted(self._fold.live))
+        self._begin_session()
+        self._rewinding = set(self._fold.live)
+        for rank in sorted(self._rewinding):
+            self._ports.send(rank, Rewind(reason=str(lost)[:500]))
+
+    def _begin_session(self) -> None:
+        self._uploads = Uploads(self._fold, self._spec.directory, self._pool)
+        self._downloads = Downloads(self._spec.directory, self._pool, self._release)
 
     async def _agree_on_path(self, data: ControllerLink) -> None:
         """Share memory with the controller if both can; otherwise everything is streamed."""
@@ -116,6 +156,9 @@ class Relay:
 
     async def _from_rank(self, rank: int, message: Message) -> None:
         """A rank spoke: its declaration of work stays here, the rest goes up."""
+        if rank in self._rewinding and not isinstance(message, RankReady | Exiting | RankFailed):
+            return
+        session = self._session
         if isinstance(message, SnapshotReady):
             try:
                 self._uploads.begin(self._fold.ready(rank, message))
@@ -125,8 +168,9 @@ class Relay:
         if not isinstance(message, FROM_RANK):
             raise LocalLinkError(f"{type(message).__name__} has no place between a rank and its relay")
         if isinstance(message, RankReady):
+            self._rewinding.discard(rank)
             await self._prepare(Model(message.params_elements, message.buffers_elements))
-        await self._to_controller.put((rank, message))
+        await self._to_controller.put((session, rank, message))
 
     async def _prepare(self, model: Model) -> None:
         """Have room for the consensus before the controller hears of the first rank that is ready."""
@@ -138,8 +182,9 @@ class Relay:
 
     async def _write_control(self, control: ControllerLink) -> None:
         while True:
-            rank, message = await self._to_controller.get()
-            await control.send(message, rank)
+            session, rank, message = await self._to_controller.get()
+            if session == self._session:
+                await control.send(message, rank)
 
     async def _read_control(self, control: ControllerLink) -> None:
         while True:
@@ -173,6 +218,7 @@ class Relay:
 
     def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""
+        self._adopted = self._adopted or commit.realized
         for rank in sorted(self._fold.live):
             self._ports.send(rank, commit)
 
@@ -200,7 +246,7 @@ async def _first_to_end(*jobs: Coroutine[Any, Any, None]) -> None:
 
 
 async def serve(spec: RelaySpec) -> None:
-    """Run the relay until the run is over or SIGTERM asks it to leave. Raises one of ``FAILURES``."""
+    """Run the relay until the run is over or a signal asks it to leave. Raises one of ``FAILURES``."""
     running = asyncio.current_task()
     assert running is not None
     loop = asyncio.get_running_loop()
@@ -211,7 +257,7 @@ async def serve(spec: RelaySpec) -> None:
         if not asked:
             asked = running.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in leaving_signals():
         loop.add_signal_handler(number, leave)
     try:
         await Relay(spec).run()

@@ -23,6 +23,7 @@ from backend.core.membership import Membership
 from backend.core.outlook import outlook_of
 from backend.core.preview import Outlook
 from backend.core.resume import Resume, send_saved, take_up
+from backend.core.returning import Kept, Returning, announced, keep_world
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -100,6 +101,20 @@ class Cohort:
         self._door_phase = "waiting"
         self._door_end: End | None = None
         self._out: list[Effect] = []
+        self.opening: list[Effect] = []
+        """what is to be done before the first event"""
+
+    def take_back(self, kept: Kept, now: float) -> None:
+        """This run was trained under a controller that was killed: wait for its hosts instead of opening the door."""
+        world, config = kept.world(), self.config
+        size, layout = kept.dataset_size, list(kept.layout)
+        march = March(self.run_id, config, world, self.liveness, dataset_size=size, layout=layout, now=now)
+        march.forming = Returning(world, now + config.return_seconds, self.membership, kept)
+        march.deaths, march.stopping = list(kept.deaths), kept.stopping
+        self.march = march
+        self.window.restore(kept.members(now), ProbeReport(layout=layout, dataset_size=size))
+        hosts = {host: seat.ranks for host, seat in world.hosts.items() if seat.state == "away"}
+        self.opening = [*announced(kept, world, config.return_seconds), ExpectRelays(hosts)]
 
     # ------------------------------------------------------------------------------------------- the verbs
 
@@ -121,7 +136,7 @@ class Cohort:
         if self.end is not None:
             refused = Refused("run_over", f"the run is {self.phase}: {self.end.reason}")
             return [refused] if isinstance(event, Operator) else []
-        self._out = []
+        self._out, self.opening = self.opening, []
         before = self.phase
         if self.march is None:
             self._at_the_door(event, now)
@@ -134,6 +149,8 @@ class Cohort:
         """The earliest moment at which a ``Tick`` may change something; none once the run is over."""
         if self.ended:
             return None
+        if self.opening:
+            return self.created_at
         rest = self.march.deadline() if self.march is not None else self.window.next_deadline()
         return min((at for at in (self.liveness.next_deadline(), rest) if at is not None), default=None)
 
@@ -235,6 +252,9 @@ class Cohort:
         )
         if self.resume is not None:
             self._out += take_up(self.march, self.resume, now)
+        if self.config.return_seconds:
+            salt, secret = self.membership.run_salt, self.membership.open_secret
+            self._out.append(keep_world(world, reference.layout, reference.dataset_size, salt, secret))
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
         for seat in world.hosts.values():
             self._out += self._tell_host(world, seat, reference.dataset_size)
@@ -327,7 +347,8 @@ class Cohort:
     def _host_said(self, march: March, link: int, message: Message, address: str, now: float) -> None:
         seat = march.world.host_of_link(link)
         if seat is None:
-            self._out += self.membership.late_comer(link, message, address)
+            back = march.forming.returned(link, message, address, now) if march.phase == "forming" else []
+            self._out += back or self.membership.late_comer(link, message, address)
             return
         if seat.state in ("left", "lost"):
             return
@@ -371,7 +392,7 @@ class Cohort:
                     march.event("state_not_restored", f"{march.world.where(rank)}: {note}", "warning")
                 disagreement = march.forming.rank_ready(rank, message)
                 if disagreement:
-                    march.fail(f"The cohort could not form: {disagreement}", now)
+                    march.forming.over(march, disagreement, now)
             case EvalResult():
                 self._out += march.evaluations.result(rank, message)
             case LocalState():

@@ -49,11 +49,14 @@ class OpenedRound:
 class Cycle:
     """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
 
-    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0, *, first_round: int = 0) -> None:
-        """``first_round`` follows the initial one: a resumed run goes on counting."""
+    def __init__(
+        self, params_elements: int, buffers_elements: int, encoding: int = 0, *, first_round: int = 0, root: int = 0
+    ) -> None:
+        """``first_round`` follows the initial one, which brings the values of ``root``: a resumed run goes on counting."""
         self.params_elements = params_elements
         self.buffers_elements = buffers_elements
         self.first_round = first_round
+        self.root = root
         self.encoding = encoding
         """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
         self.next_round = INITIAL_ROUND
@@ -162,5 +165,5 @@ class Cycle:
                 encoding=encoding,
             )
         ]
-        request = RequestParams(current.round, current.attempt, initial, encoding)
+        request = RequestParams(current.round, current.attempt, initial, encoding, root=self.root)
         return effects + [SendRank(rank, request) for rank in sorted(current.ranks)]

@@ -3,8 +3,14 @@ layout."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from backend.core.vocabulary import Effect
 from backend.core.world import World
-from wire.messages import RankReady
+from wire.messages import Message, RankReady
+
+if TYPE_CHECKING:
+    from backend.core.march import March
 
 
 class Forming:
@@ -13,6 +19,8 @@ class Forming:
     def __init__(self, world: World, deadline: float) -> None:
         self.world = world
         self.deadline = deadline
+        self.root = 0
+        """whose parameters the initial broadcast brings"""
 
     def relay_attached(self, host: int) -> None:
         """Both links of the host's relay are up."""
@@ -35,6 +43,23 @@ class Forming:
         if ready.params_elements + ready.buffers_elements == 0:
             return "the model has no floating-point tensor, so there is nothing to train"
         return None
+
+    def returned(self, link: int, message: Message, address: str, now: float) -> list[Effect]:
+        """Somebody without a seat spoke; what a forming has to say to it, which here is nothing."""
+        return []
+
+    def begin(self, march: March, now: float) -> bool:
+        """Everybody is there; whether the initial broadcast may begin."""
+        return True
+
+    def expired(self, march: March, now: float) -> None:
+        """Time is up."""
+        waited = f"{march.config.forming_seconds:g} s"
+        march.fail(f"The cohort did not form within {waited}. {self.missing()}", now)
+
+    def over(self, march: March, reason: str, now: float) -> None:
+        """It cannot come to a world that trains."""
+        march.fail(f"The cohort could not form: {reason}", now)
 
     @property
     def complete(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from backend.core.config import RunConfig
@@ -264,6 +264,11 @@ class JoinWindow:
             raise ValueError("the join window is closed already")
         self.closed = True
         return tuple(self.members.values())
+
+    def restore(self, members: Iterable[Member], reference: ProbeReport) -> None:
+        """Be the closed window of a world that formed under another controller."""
+        self.closed, self._reference = True, reference
+        self.members = {member.host: member for member in members}
 
     # ------------------------------------------------------------------------------------------- operator
 

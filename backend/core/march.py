@@ -15,11 +15,13 @@ from backend.core.desks import EvaluationDesk
 from backend.core.ending import Ending, stalled, step_ending, trained
 from backend.core.errands import Errands
 from backend.core.forming import Forming
+from backend.core.join_phases import END_PHASES
 from backend.core.liveness import Liveness, tolerance
 from backend.core.lookahead import training_for
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, progress_row
 from backend.core.resume import Resume
+from backend.core.returning import keep
 from backend.core.saving import CheckpointDesk
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
@@ -89,6 +91,7 @@ class March:
         commits = self.cycle.finished(event)
         if commits and event.round != INITIAL_ROUND:
             self.training.accept({rank: steps for rank, steps in event.steps.items() if steps > 0})
+            self.out += keep(self, event, now)
         self.out += commits
 
     def round_broken(self, event: RoundBroken, now: float) -> None:
@@ -166,9 +169,16 @@ class March:
         if not casualties or self.end is not None:
             return
         if self.phase == "forming":
-            self.fail(f"The cohort could not form: {casualties[0].sentence(self.world)}", now)
+            self.forming.over(self, casualties[0].sentence(self.world), now)
             return
         self._carry_on_without({casualty.rank for casualty in casualties}, now)
+
+    def leave_behind(self, ranks: list[int], reason: str) -> None:
+        """These ranks stay away from a cohort that forms again."""
+        for rank in ranks:
+            self.world.remove(rank, "dead")
+        for rank in ranks:
+            self._bury(Casualty(rank, reason))
 
     def fail(self, reason: str, now: float, level: str = "error") -> None:
         """End now, without another round; whoever lives is told why."""
@@ -204,7 +214,7 @@ class March:
         self.world.check()
         self.cycle.check(self.world.alive())
         self.training.check()
-        assert (self.end is not None) == (self.phase in ("done", "failed")), f"end {self.end} in phase {self.phase}"
+        assert (self.end is not None) == (self.phase in END_PHASES), f"end {self.end} in phase {self.phase}"
         assert len(self.deaths) == len(self.world.dead()), "a death without its record"
 
     def event(self, kind: str, text: str, level: str = "info", **data: Any) -> None:
@@ -218,8 +228,7 @@ class March:
             return
         self.out += self.checkpoints.expire(now)
         if self.phase == "forming" and now >= self.forming.deadline:
-            waited = f"{self.config.forming_seconds:g} s"
-            self.fail(f"The cohort did not form within {waited}. {self.forming.missing()}", now)
+            self.forming.expired(self, now)
         stall = self._stall_deadline()
         if stall is not None and now >= stall:
             self._stalled(now)
@@ -237,15 +246,17 @@ class March:
         return self._step_window(now)
 
     def _step_forming(self, now: float) -> bool:
-        if not self.forming.complete:
+        if not self.forming.complete or not self.forming.begin(self, now):
             return False
-        ready = self.world.ranks[0].ready
+        ready = self.world.ranks[self.forming.root].ready
         assert ready is not None
         source, first = "rank 0 hands out its parameters", 0
         if self.resume is not None:
             source, first = f"they start from {self.resume.where}", self.resume.round + 1
         encoding = int(self.config.bf16_wire)
-        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding, first_round=first)
+        self.cycle = Cycle(
+            ready.params_elements, ready.buffers_elements, encoding, first_round=first, root=self.forming.root
+        )
         self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; {source}")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True
@@ -278,9 +289,12 @@ class March:
         self.started_at = now
         self._move("training", "every rank holds the same parameters")
         for seat in self.world.hosts.values():
-            seat.state = "training"
+            seat.state = "training" if seat.state == "forming" else seat.state
         if self.training.pool is None:
             self.training.open_epoch(now)
+        if self.training.epoch_done:  # its last round was committed, and the controller killed before it was closed
+            self._after_round(self.cycle.first_round - 1, now)
+            return
         self.out += self.training.deal(now)
 
     def _after_round(self, round_number: int, now: float) -> None:
@@ -336,7 +350,7 @@ class March:
         """The one place where a run ends."""
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)
-        row = progress_row(self, self.cycle.next_round - 1)
+        row = progress_row(self, self.cycle.next_round - 1) if phase != "interrupted" else {}
         row |= {"phase": phase, "reason": reason, "stopped_by": self.stopping}
         self.event("run_ended", f"The run is {phase}: {reason}", "info" if phase == "done" else "error")
         self.out.append(Record("runs", row, durable=True))

@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import errno
 import logging
+import signal
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -169,11 +171,13 @@ class Server(uvicorn.Server):
     """Lets the controller say goodbye before connections are closed; a signal ends it without ending the process."""
 
     def __init__(
-        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[], Awaitable[None]]
+        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[str], Awaitable[None]]
     ) -> None:
         super().__init__(config)
         self._ready = ready
         self._goodbye = goodbye
+        self.stopped_by = ""
+        """name of the signal that asked for the end, once one did"""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, then say so."""
@@ -183,7 +187,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say goodbye, then close. A second Ctrl-C cuts it short."""
-        goodbye = asyncio.ensure_future(self._goodbye())
+        goodbye = asyncio.ensure_future(self._goodbye(self.stopped_by))
         while not goodbye.done() and not self.force_exit:
             await asyncio.wait([goodbye], timeout=0.1)
         if goodbye.done():
@@ -194,12 +198,25 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Take SIGINT and SIGTERM as a wish to stop, once; uvicorn would raise them again afterwards."""
+        """Take SIGINT, SIGTERM and SIGHUP as a wish to stop, once; uvicorn would raise them again afterwards.
+
+        A SIGHUP that is ignored already, as under nohup, stays so.
+        """
+        before = signal.getsignal(signal.SIGHUP)
         with super().capture_signals():
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
+                if before is not signal.SIG_IGN:
+                    signal.signal(signal.SIGHUP, before)
                 self._captured_signals.clear()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal names the end, so that the record can say who asked for it."""
+        self.stopped_by = self.stopped_by or signal.Signals(sig).name
+        super().handle_exit(sig, frame)
 
 
 def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
