@@ -16,6 +16,7 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty
+from backend.core.forming import begin_ranks
 from backend.core.join_window import JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
@@ -67,12 +68,7 @@ from wire.messages import (
     RelayExited,
     RunEnded,
     SyncAck,
-    TrainingPlan,
-    WorldFormed,
 )
-
-GENERATION = 0
-"""Raised when the world changes during a run; today it never does."""
 
 
 class Cohort:
@@ -256,43 +252,9 @@ class Cohort:
             salt, secret = self.membership.run_salt, self.membership.open_secret
             self._out.append(keep_world(world, reference.layout, reference.dataset_size, salt, secret))
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
-        for seat in world.hosts.values():
-            self._out += self._tell_host(world, seat, reference.dataset_size)
-
-    def _tell_host(self, world: World, seat: HostSeat, dataset_size: int) -> list[Effect]:
-        config = self.config
-        plan = TrainingPlan(
-            run_id=self.run_id,
-            job=config.job,
-            params=dict(config.params),
-            mode=config.mode,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            seed=config.seed,
-            gamma=config.gamma,
-            verify_consensus=config.verify_consensus,
-            total_samples=dataset_size,
-            write_back=config.write_back,
-            blend_alpha=config.blend_alpha,
-            resumed=self.resume is not None,
+        self._out += begin_ranks(
+            self.run_id, self.config, world, reference.dataset_size, resumed=self.resume is not None
         )
-        assignments = world.assignments(seat.host)
-        formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
-        rows: list[Effect] = [
-            Record(
-                "ranks",
-                {
-                    "rank": assignment.rank,
-                    "host": seat.host,
-                    "local_rank": assignment.local_rank,
-                    "device": assignment.device,
-                    "emulate_ms_per_batch": seat.emulate_ms_per_batch,
-                    "state": "starting",
-                },
-            )
-            for assignment in assignments
-        ]
-        return [*rows, SendHost(seat.link, formed)]
 
     def _move(self, phase: str, reason: str) -> None:
         self._door_phase = phase

@@ -52,7 +52,7 @@ class Cycle:
     def __init__(
         self, params_elements: int, buffers_elements: int, encoding: int = 0, *, first_round: int = 0, root: int = 0
     ) -> None:
-        """``first_round`` follows the initial one, which brings the values of ``root``: a resumed run goes on counting."""
+        """``first_round`` follows the initial one, which brings ``root``'s values: a resumed run goes on counting."""
         self.params_elements = params_elements
         self.buffers_elements = buffers_elements
         self.first_round = first_round

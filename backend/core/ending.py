@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.core.cycle import OpenedRound
-from backend.core.vocabulary import SendRank
-from backend.core.world import World
-from wire.messages import Shutdown
+from backend.core.vocabulary import CloseLink, Effect, Record, SendHost, SendRank
+from backend.core.world import HostSeat, World
+from wire.messages import RunEnded, Shutdown
 
 if TYPE_CHECKING:
     from backend.core.march import March
@@ -74,6 +74,16 @@ def step_ending(march: March, now: float) -> bool:
         return False
     march.finish(ending.phase, ending.reason, now)
     return True
+
+
+def farewell(seat: HostSeat, phase: str, reason: str) -> list[Effect]:
+    """What a host is told at the end of the run."""
+    seat.state = "left"
+    return [
+        Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
+        SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
+        CloseLink(seat.link, reason),
+    ]
 
 
 def trained(epochs: int) -> str:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from backend.core.vocabulary import Effect
-from backend.core.world import World
-from wire.messages import Message, RankReady
+from backend.core.config import RunConfig
+from backend.core.vocabulary import Effect, Record, SendHost
+from backend.core.world import HostSeat, World
+from wire.messages import Message, RankReady, TrainingPlan, WorldFormed
 
 if TYPE_CHECKING:
     from backend.core.march import March
+
+GENERATION = 0
+"""Raised when the world changes during a run; today it never does."""
 
 
 class Forming:
@@ -79,3 +83,43 @@ class Forming:
         if not waits:
             return "Every rank is ready; rank 0's parameters are on their way to the others."
         return f"Waiting for {' and for '.join(waits)}."
+
+
+def begin_ranks(run_id: int, config: RunConfig, world: World, dataset_size: int, *, resumed: bool) -> list[Effect]:
+    """The world has formed: every rank's row, and each host's part of it."""
+    plan = TrainingPlan(
+        run_id=run_id,
+        job=config.job,
+        params=dict(config.params),
+        mode=config.mode,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        seed=config.seed,
+        gamma=config.gamma,
+        verify_consensus=config.verify_consensus,
+        total_samples=dataset_size,
+        write_back=config.write_back,
+        blend_alpha=config.blend_alpha,
+        resumed=resumed,
+    )
+    return [effect for seat in world.hosts.values() for effect in _begin_host(plan, world, seat)]
+
+
+def _begin_host(plan: TrainingPlan, world: World, seat: HostSeat) -> list[Effect]:
+    assignments = world.assignments(seat.host)
+    rows: list[Effect] = [
+        Record(
+            "ranks",
+            {
+                "rank": assignment.rank,
+                "host": seat.host,
+                "local_rank": assignment.local_rank,
+                "device": assignment.device,
+                "emulate_ms_per_batch": seat.emulate_ms_per_batch,
+                "state": "starting",
+            },
+        )
+        for assignment in assignments
+    ]
+    formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
+    return [*rows, SendHost(seat.link, formed)]

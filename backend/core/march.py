@@ -10,9 +10,9 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
-from backend.core.deaths import Casualty, death_records
+from backend.core.deaths import Casualty, death_notices, death_records
 from backend.core.desks import EvaluationDesk
-from backend.core.ending import Ending, stalled, step_ending, trained
+from backend.core.ending import Ending, farewell, stalled, step_ending, trained
 from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.join_phases import END_PHASES
@@ -36,10 +36,9 @@ from backend.core.vocabulary import (
     RoundFinished,
     SendHost,
     SendRank,
-    SendRelay,
 )
 from backend.core.world import HostSeat, World
-from wire.messages import DeclareDead, ExitCause, RunEnded, Shutdown, TensorSpec
+from wire.messages import ExitCause, RunEnded, Shutdown, TensorSpec
 
 
 class March:
@@ -165,20 +164,13 @@ class March:
         for casualty in casualties:
             self.world.remove(casualty.rank, "dead")
         for casualty in casualties:
-            self._bury(casualty)
+            self.bury(casualty)
         if not casualties or self.end is not None:
             return
         if self.phase == "forming":
             self.forming.over(self, casualties[0].sentence(self.world), now)
             return
         self._carry_on_without({casualty.rank for casualty in casualties}, now)
-
-    def leave_behind(self, ranks: list[int], reason: str) -> None:
-        """These ranks stay away from a cohort that forms again."""
-        for rank in ranks:
-            self.world.remove(rank, "dead")
-        for rank in ranks:
-            self._bury(Casualty(rank, reason))
 
     def fail(self, reason: str, now: float, level: str = "error") -> None:
         """End now, without another round; whoever lives is told why."""
@@ -358,27 +350,19 @@ class March:
             self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
         for seat in self.world.hosts.values():
             if seat.state != "lost":
-                self.out += self._goodbye(seat, phase, reason)
+                self.out += farewell(seat, phase, reason)
         self.out.append(self.end)
-
-    def _goodbye(self, seat: HostSeat, phase: str, reason: str) -> list[Effect]:
-        seat.state = "left"
-        return [
-            Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
-            SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
-            CloseLink(seat.link, reason),
-        ]
 
     # ------------------------------------------------------------------------------------------------- parts
 
-    def _bury(self, casualty: Casualty) -> None:
+    def bury(self, casualty: Casualty) -> None:
+        """Write down a death; the rank is no longer among the living."""
         returned = self.training.rank_died(casualty.rank)
         closed = self.cycle.next_round - (1 if self.cycle.open else 0)
         row, records = death_records(casualty, self.world, last_round=max(closed, 0) - 1, returned=returned)
         self.deaths.append(row)
         self.out += records
-        notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(self.world))
-        self.out += [SendRelay(host, notice) for host in self.world.alive_by_host()]
+        self.out += death_notices(casualty, self.world)
 
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         verdict = tolerance(len(self.world.dead()), len(self.world.ranks), self.config.max_failure)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from backend.core.deaths import Casualty
 from backend.core.forming import Forming
 from backend.core.join_admission import Member
 from backend.core.liveness import tolerance
@@ -286,7 +287,10 @@ class Returning(Forming):
                 SendHost(seat.link, RunEnded(phase="failed", reason=reason)),
                 CloseLink(seat.link, reason),
             ]
-        march.leave_behind(away, reason)
+        for rank in away:
+            self.world.remove(rank, "dead")
+        for rank in away:
+            march.bury(Casualty(rank, reason))
 
     def over(self, march: March, reason: str, now: float) -> None:
         """The run cannot go on by itself; it can be resumed."""

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -126,23 +125,3 @@ def test_a_second_controller_on_the_same_data_is_refused(marchline: Stage) -> No
     second = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
     assert second.returncode == 2
     assert f"another controller serves this database (process {marchline.process.pid})" in second.stderr
-
-
-def test_a_host_cannot_come_back_to_a_controller_that_went_on_without_it(marchline: Stage) -> None:
-    """Two claims: a frozen host whose controller lives is told so by name."""
-    run: int = marchline.create(
-        "odometer.py:Odometer",
-        params={"samples": 4000, "sleep_ms": 10.0},
-        heartbeat_timeout_seconds=4,
-        stall_seconds=40,
-    )
-    frozen: Any = None
-    for name in ("left", "right"):
-        frozen = marchline.worker(name)
-    marchline.started(run, 2)
-    marchline.until(run, lambda view: view["round"] >= 1, "a round")
-    frozen.process.send_signal(signal.SIGSTOP)
-    marchline.until(run, lambda view: view["deaths"], "the silent host to be declared lost", 20)
-    frozen.process.send_signal(signal.SIGCONT)
-    assert frozen.wait(40) != 0
-    marchline.post(f"runs/{run}/abort")
