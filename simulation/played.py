@@ -122,6 +122,8 @@ class PlayedRank:
         """the consensus to adopt after the batch at hand"""
         self.adopted: float | None = None
         """the consensus of the last round; none when nobody had worked"""
+        self.adopted_round: int | None = None
+        """which one that was"""
         self._halted = False
         """the round interrupted a chunk"""
         self._held_until = 0.0
@@ -282,7 +284,7 @@ class PlayedRank:
 
     def _pack(self, request: RequestParams, asked_at: float) -> None:
         self._asked = None
-        steps = int(self.rank == 0) if request.initial else len(self._fresh)
+        steps = int(self.rank == request.root) if request.initial else len(self._fresh)
         packed = self._packed = Packed(request.round, steps, self.w, self._fresh, asked_at)
         self._fresh = []
         seconds = self._setting.cost.pack_seconds
@@ -297,7 +299,7 @@ class PlayedRank:
         packed, setting = self._packed, self._setting
         assert packed is not None
         self._packed = self._result = None
-        self.adopted = value
+        self.adopted, self.adopted_round = value, packed.round
         if value is not None:
             self.w = self._written_back(value, packed.w)
         seconds = setting.cost.load_seconds

@@ -269,6 +269,7 @@ class JoinWindow:
         """Be the closed window of a world that formed under another controller."""
         self.closed, self._reference = True, reference
         self.members = {member.host: member for member in members}
+        self._next_host = max(self.members) + 1
 
     # ------------------------------------------------------------------------------------------- operator
 

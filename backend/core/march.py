@@ -164,7 +164,7 @@ class March:
         for casualty in casualties:
             self.world.remove(casualty.rank, "dead")
         for casualty in casualties:
-            self.bury(casualty)
+            self._bury(casualty)
         if not casualties or self.end is not None:
             return
         if self.phase == "forming":
@@ -355,8 +355,7 @@ class March:
 
     # ------------------------------------------------------------------------------------------------- parts
 
-    def bury(self, casualty: Casualty) -> None:
-        """Write down a death; the rank is no longer among the living."""
+    def _bury(self, casualty: Casualty) -> None:
         returned = self.training.rank_died(casualty.rank)
         closed = self.cycle.next_round - (1 if self.cycle.open else 0)
         row, records = death_records(casualty, self.world, last_round=max(closed, 0) - 1, returned=returned)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from backend.core.deaths import Casualty
+from backend.core.deaths import Casualty, death_records
 from backend.core.forming import Forming
 from backend.core.join_admission import Member
 from backend.core.liveness import tolerance
@@ -289,8 +289,12 @@ class Returning(Forming):
             ]
         for rank in away:
             self.world.remove(rank, "dead")
-        for rank in away:
-            march.bury(Casualty(rank, reason))
+        for rank in away:  # their place in the schedule goes once that is restored, see ``begin``
+            row, records = death_records(
+                Casualty(rank, reason), self.world, last_round=max(self._kept.positions), returned=[]
+            )
+            march.deaths.append(row)
+            march.out += records
 
     def over(self, march: March, reason: str, now: float) -> None:
         """The run cannot go on by itself; it can be resumed."""

@@ -51,7 +51,7 @@ async def serving(limits: Limits) -> AsyncIterator[tuple[int, Census]]:
     listener = bind("127.0.0.1", 0)
     ready = asyncio.Event()
 
-    async def goodbye() -> None:
+    async def goodbye(signal_name: str) -> None:
         return None
 
     settings = guarded(app, limits, lifespan="off", timeout_graceful_shutdown=1)
