@@ -19,8 +19,6 @@ def find(queries: Queries) -> dict[int, Kept]:
     """By run, what is kept of each whose cohort may still live. Blocks on the database."""
     found = {}
     for row in queries.unserved():
-        if row["phase"] not in ("forming", "training") or not resuming.config_of(row, {}).return_seconds:
-            continue
         states = {each["slot"]: each["state"] for each in queries.continuations(row["id"])}
         try:
             kept = read_kept(states)
