@@ -2,7 +2,8 @@
 
     /ws/join     an agent: Hello, then everything that the host says goes to its run's core
     /ws/control  a relay: what its ranks say, checked against the ranks that it owns
-    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane
+    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane; a relay-only host tells
+                 here whose data links end at it
 
 Nothing here decides about a run. A peer that can't prove that it holds the secret, or says nothing, is a stranger:
 counted, slowed in its own connection only, and of no consequence for anybody else.
@@ -33,6 +34,8 @@ from wire.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wire.messages import (
     NO_RANK,
     BatchDone,
+    ChildAttached,
+    ChildLost,
     ChunkDone,
     Contribution,
     EvalResult,
@@ -56,6 +59,7 @@ from wire.sealing import OPEN_SECRET
 from wire.session import Channel, ChunkReceived, Incoming, Received, Session
 
 FROM_AGENT = (ProbeReport, HostHeartbeat, RankExited, RelayExited, Leaving)
+FROM_RELAY_ONLY = (ChildAttached, ChildLost)
 FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, Exiting, RankFailed)
 
 log = logging.getLogger(__name__)
@@ -304,9 +308,14 @@ class Door:
                 if isinstance(event, ChunkReceived):
                     run.plane.chunk(host, event.header, event.payload)
                     continue
-                message = _expected(event, (Contribution,)).message
-                assert isinstance(message, Contribution)
-                run.plane.contribution(host, message)
+                kinds = (Contribution, *FROM_RELAY_ONLY) if run.links.is_relay_only(host) else (Contribution,)
+                match _expected(event, kinds).message:
+                    case Contribution() as contribution:
+                        run.plane.contribution(host, contribution)
+                    case ChildAttached(host=child, ranks=ranks):
+                        run.links.attach_child(host, child, ranks)
+                    case ChildLost(host=child, reason=reason):
+                        run.links.child_lost(host, child, reason)
 
     async def _converse(self, channel: Channel, outbox: Outbox, listening: Coroutine[Any, Any, None]) -> str:
         """Write and listen until one of the two is over. Answers why."""

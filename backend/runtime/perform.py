@@ -7,9 +7,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from backend.runtime.limits import Limits
 from backend.runtime.run_links import RunLinks
 from backend.runtime.view import View, final_figures, live_view
 from backend.store import Store, StoreError
-from wire.messages import RunEnded
+from wire.messages import FoldOrder, RoundAborted, RunEnded
 from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
@@ -177,11 +178,30 @@ class LiveRun:
 
     def _reduce(self, effect: OpenRound | AbortRound) -> None:
         if isinstance(effect, OpenRound):
-            self.plane.open(effect)
-            self.tally.rounds += effect.attempt == 0
+            self._open_round(effect)
             return
         self.plane.abort(effect.round, effect.attempt, effect.reason)
         self.links.drop_chunks()
+        aborted = RoundAborted(round=effect.round, attempt=effect.attempt, reason=effect.reason)
+        for host in self.links.relay_only():
+            self.links.send_data(host, aborted)
+
+    def _open_round(self, effect: OpenRound) -> None:
+        """The plane expects one contribution from each data link; a relay-only host is told whose work to fold."""
+        uplinks = self.links.uplinks(effect.hosts)
+        expected = {uplink: tuple(sorted(chain(*hosts.values()))) for uplink, hosts in uplinks.items()}
+        self.plane.open(replace(effect, hosts=expected))
+        self.tally.rounds += effect.attempt == 0
+        for uplink, hosts in uplinks.items():
+            if self.links.is_relay_only(uplink):
+                order = FoldOrder(
+                    round=effect.round,
+                    attempt=effect.attempt,
+                    hosts={host: list(ranks) for host, ranks in hosts.items()},
+                    params_elements=effect.params_elements,
+                    buffers_elements=effect.buffers_elements,
+                )
+                self.links.send_data(uplink, order)
 
     def _send_chunk(self, host: int, header: ChunkHeader, payload: memoryview) -> None:
         outbox = self.links.data(host)
