@@ -123,6 +123,7 @@ def _offer(options: argparse.Namespace) -> Offer:
         run=options.run,
         emulate_ms_per_batch=emulate,
         relay_only=alone,
+        stream_data=options.stream_data,
     )
 
 
@@ -138,6 +139,7 @@ def _announcement(offer: Offer) -> dict[str, Any]:
         "run": offer.run,
         "emulate_ms_per_batch": offer.emulate_ms_per_batch,
         "relay_only": offer.relay_only,
+        "stream_data": offer.stream_data,
     }
 
 
@@ -196,6 +198,11 @@ def _agent_parser() -> argparse.ArgumentParser:
     )
     add("--relay-only", action="store_true", help="train nothing: fold the data of hosts that join through this one")
     add("--listen", metavar="HOST:PORT", help=f"where a relay-only host listens (default: {DEFAULT_LISTEN})")
+    add(
+        "--stream-data",
+        action="store_true",
+        help="stream to a controller on this machine too, instead of sharing memory with it",
+    )
     add("--persist", action="store_true", help="dial again after the run, and after refusals that may pass")
     add("--dry-run", action="store_true", help="print what would be announced, and exit")
     add("--log-level", choices=_LEVELS, default="info")

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 
 from backend.core.config import RunConfig
 from backend.core.vocabulary import HostSaid, RankSaid, StrangerRefused
-from backend.reduce.plane import ReducePlane
+from backend.reduce import Proof, ReducePlane, SharedArenas, SharedMemoryRefused
 from backend.runtime.driver import Clock, Driver
 from backend.runtime.errors import LinkEnded
 from backend.runtime.limits import Gate, Limits, is_nearby, source_of
@@ -45,6 +45,7 @@ from wire.messages import (
     Leaving,
     LocalState,
     Message,
+    NonFinite,
     ProbeReport,
     RankExited,
     RankFailed,
@@ -53,13 +54,13 @@ from wire.messages import (
     RelayExited,
     RelayHello,
     RelayWelcome,
+    SharedMemory,
     SyncAck,
 )
 from wire.sealing import OPEN_SECRET
 from wire.session import Channel, ChunkReceived, Incoming, Received, Session
 
 FROM_AGENT = (ProbeReport, HostHeartbeat, RankExited, RelayExited, Leaving)
-FROM_RELAY_ONLY = (ChildAttached, ChildLost)
 FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, Exiting, RankFailed)
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Door:
         self._sleep = sleep
         self._pool = pool
         self._numbers = itertools.count(1)
+        self._proof = Proof()
         self._warned: set[str] = set()
 
     # ------------------------------------------------------------------------------------------- endpoints
@@ -183,13 +185,16 @@ class Door:
             await self._reject(peer, Reject(code="relay_refused", reason=objection, permanent=True))
             return
         outbox = self._outbox(peer)
-        outbox.post(RelayWelcome())
+        offered = channel is Channel.DATA and peer.may_be_local and bool(hello.ranks)
+        outbox.post(RelayWelcome(self._proof.path, self._proof.secret) if offered else RelayWelcome())
         run.links.attach(channel, hello.host_id, outbox)
         reason = "the controller is closing"
         try:
             reason = await self._converse(channel, outbox, listen(run, hello.host_id, peer))
         finally:
             run.links.relay_ended(channel, hello.host_id, outbox, reason)
+            if channel is Channel.DATA:
+                run.plane.unshare(hello.host_id)
 
     # ------------------------------------------------------------------------------------- before the session
 
@@ -305,17 +310,30 @@ class Door:
             # Not read further until the plane can hold more: TCP then holds the host back, and nobody else.
             await run.plane.room(host)
             for event in await peer.read():
-                if isinstance(event, ChunkReceived):
-                    run.plane.chunk(host, event.header, event.payload)
-                    continue
-                kinds = (Contribution, *FROM_RELAY_ONLY) if run.links.is_relay_only(host) else (Contribution,)
-                match _expected(event, kinds).message:
-                    case Contribution() as contribution:
+                match event:
+                    case ChunkReceived(header=header, payload=payload):
+                        run.plane.chunk(host, header, payload)
+                    case Received(message=Contribution() as contribution):
                         run.plane.contribution(host, contribution)
-                    case ChildAttached(host=child, ranks=ranks):
+                    case Received(message=NonFinite() as found):
+                        run.plane.non_finite(host, found)
+                    case Received(message=SharedMemory() as offer) if peer.may_be_local and not run.links.is_relay_only(host):
+                        self._share(run, host, offer)
+                    case Received(message=ChildAttached(host=child, ranks=ranks)) if run.links.is_relay_only(host):
                         run.links.attach_child(host, child, ranks)
-                    case ChildLost(host=child, reason=reason):
+                    case Received(message=ChildLost(host=child, reason=reason)) if run.links.is_relay_only(host):
                         run.links.child_lost(host, child, reason)
+                    case _:
+                        _expected(event, ())
+
+    def _share(self, run: Served, host: int, offer: SharedMemory) -> None:
+        """The relay has found our proof: read its ranks' arenas where they lie."""
+        try:
+            run.plane.share(host, SharedArenas(offer.directory))
+        except SharedMemoryRefused as refused:
+            raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"its shared memory is refused: {refused}") from refused
+        run.links.shares_memory(host)
+        log.info("run %d: host %d shares its memory (%s)", run.run_id, host, offer.directory)
 
     async def _converse(self, channel: Channel, outbox: Outbox, listening: Coroutine[Any, Any, None]) -> str:
         """Write and listen until one of the two is over. Answers why."""

@@ -25,11 +25,13 @@ from backend.core.vocabulary import (
     ExpectRelays,
     OpenRound,
     Record,
+    RoundBroken,
     SendHost,
     SendRank,
     SendRelay,
     WriteCheckpoint,
 )
+from backend.reduce.attempt import fold_order
 from backend.reduce.outer import outer_optimizer
 from backend.reduce.plane import ReducePlane
 from backend.runtime.checkpoint import CheckpointPlace, Committed, write_checkpoint
@@ -39,7 +41,7 @@ from backend.runtime.limits import Limits
 from backend.runtime.run_links import RunLinks
 from backend.runtime.view import View, final_figures, live_view
 from backend.store import Store, StoreError
-from wire.messages import FoldOrder, RoundAborted, RunEnded
+from wire.messages import RoundAborted, RunEnded
 from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
@@ -103,8 +105,9 @@ class LiveRun:
         self.links = RunLinks(self.driver.post)
         self.plane = ReducePlane(
             send=self._send_chunk,
+            tell=self.links.send_data,
             finished=self.driver.post,
-            broken=self.driver.post,
+            broken=self._broken,
             clock=services.clock,
             outer=outer_optimizer(config),
         )
@@ -194,14 +197,16 @@ class LiveRun:
         self.tally.rounds += effect.attempt == 0
         for uplink, hosts in uplinks.items():
             if self.links.is_relay_only(uplink):
-                order = FoldOrder(
-                    round=effect.round,
-                    attempt=effect.attempt,
-                    hosts={host: list(ranks) for host, ranks in hosts.items()},
-                    params_elements=effect.params_elements,
-                    buffers_elements=effect.buffers_elements,
-                )
-                self.links.send_data(uplink, order)
+                self.links.send_data(uplink, fold_order(replace(effect, hosts=hosts)))
+
+    def _broken(self, event: RoundBroken) -> None:
+        """The plane knows data links; a value that came by way of a relay-only host is its own rank's, not that
+        host's."""
+        value = event.non_finite
+        if event.host is not None and value is not None and self.links.is_relay_only(event.host):
+            owner = None if value.rank is None else self.links.owner(value.rank)
+            event = replace(event, non_finite=None) if owner is None else replace(event, host=owner)
+        self.driver.post(event)
 
     def _send_chunk(self, host: int, header: ChunkHeader, payload: memoryview) -> None:
         outbox = self.links.data(host)

@@ -27,6 +27,8 @@ class Relay:
     links: dict[Channel, Outbox] = field(default_factory=dict)
     via: int | None = None
     lost: bool = False
+    shares_memory: bool = False
+    """its data is read and written where it lies, not streamed"""
 
     def has(self, channel: Channel) -> bool:
         """Whether this link is up, wherever it ends."""
@@ -169,6 +171,10 @@ class RunLinks:
         del relay.links[channel]
         self._lose(host, relay, f"the {channel.name.lower()} link ended: {reason}")
 
+    def owner(self, rank: int) -> int | None:
+        """The host that a rank belongs to."""
+        return self._owner.get(rank)
+
     def owns(self, host: int, rank: int) -> bool:
         """Whether this host's relay may speak for this rank."""
         return self._owner.get(rank) == host
@@ -186,16 +192,29 @@ class RunLinks:
         if outbox is not None:
             outbox.post(message, rank)
 
+    def send_data(self, host: int, message: Message) -> None:
+        """Queue a message on the host's data link, in order with its chunks; best effort."""
+        outbox = self.data(host)
+        if outbox is not None:
+            outbox.post(message)
+
     def data(self, host: int) -> Outbox | None:
         """The host's data link, if it's up."""
         relay = self._relays.get(host)
         return None if relay is None else relay.links.get(Channel.DATA)
 
-    def send_data(self, host: int, message: Message) -> None:
-        """Queue a message on the host's data link, behind the chunks that wait there."""
-        outbox = self.data(host)
-        if outbox is not None:
-            outbox.post(message)
+    def shares_memory(self, host: int) -> None:
+        """The host's data link carries no data: both sides map each other's memory."""
+        if host in self._relays:
+            self._relays[host].shares_memory = True
+
+    def data_paths(self) -> dict[int, str]:
+        """How each attached host's data travels: ``shared memory`` or ``stream``."""
+        return {
+            host: "shared memory" if relay.shares_memory else "stream"
+            for host, relay in self._relays.items()
+            if Channel.DATA in relay.links
+        }
 
     def drop(self, host: int, reason: str) -> None:
         """Close a host's relay links at once and refuse it from now on."""
