@@ -86,10 +86,18 @@ class SiteHost:
 class Site:
     """The agent of a relay-only host and its door. ``run`` ends with the process's exit code."""
 
-    def __init__(self, target: Target, offer: Offer, patience: Patience, waits: Waits, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        target: Target,
+        offer: Offer,
+        patience: Patience,
+        waits: Waits,
+        listener: socket.socket,
+        limits: SiteLimits | None = None,
+    ) -> None:
         self.agent = Agent(target, offer, patience, waits, self._start)
         self.hosted: SiteHost | None = None
-        self._door = Door(target.base, self, SiteLimits(dial_seconds=target.connect_seconds))
+        self._door = Door(target.base, self, limits or SiteLimits(dial_seconds=target.connect_seconds))
         self._listener = listener
 
     async def run(self) -> ExitCode:

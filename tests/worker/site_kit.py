@@ -38,6 +38,7 @@ from worker.exits import ExitCode
 from worker.join_link import Target
 from worker.membership import Offer, Waits
 from worker.site import Site
+from worker.site_door import SiteLimits
 from worker.site_listen import listening
 
 M = TypeVar("M", bound=Message)
@@ -156,13 +157,15 @@ async def upstream() -> AsyncIterator[Upstream]:
 class Running:
     """A site, its controller, and the children that the test sends to it."""
 
-    def __init__(self, controller: Upstream, stack: AsyncExitStack, persist: bool = False) -> None:
+    def __init__(
+        self, controller: Upstream, stack: AsyncExitStack, persist: bool = False, limits: SiteLimits | None = None
+    ) -> None:
         listener = listening("127.0.0.1", 0)
         self.controller = controller
         self.url = f"ws://127.0.0.1:{listener.getsockname()[1]}"
         offer = Offer(name="site", devices=(), job_dir=None, relay_only=True)  # type: ignore[arg-type]
         patience = Patience(persist=persist, attempts=3, pause_seconds=0.05, first_back_off_seconds=0.05)
-        self.site = Site(Target(controller.url, TOKEN), offer, patience, Waits(), listener)
+        self.site = Site(Target(controller.url, TOKEN), offer, patience, Waits(), listener, limits)
         self.task: asyncio.Task[ExitCode] = asyncio.create_task(self.site.run())
         self.join: Far
         self.up: Far
@@ -210,9 +213,9 @@ async def _ended(socket: Any, reading: asyncio.Task[None]) -> None:
 
 
 @asynccontextmanager
-async def running(persist: bool = False) -> AsyncIterator[Running]:
+async def running(persist: bool = False, limits: SiteLimits | None = None) -> AsyncIterator[Running]:
     async with upstream() as controller, AsyncExitStack() as stack:
-        site = Running(controller, stack, persist)
+        site = Running(controller, stack, persist, limits)
         try:
             yield site
         finally:

@@ -146,6 +146,8 @@ async def test_an_aborted_attempt_leaves_no_trace_in_the_next() -> None:
         await contribute(left, contribution(0, 0, {0: 1, 1: 1}), ramp(100.0))
         await site.up.say(RoundAborted(0, 0, "somebody died"))
         await site.up.say(order(0, 1, LEFT | RIGHT))
+        await site.up.say(UpdateComing(0, 1, absolute=False))
+        await right.hear(UpdateComing)
         await contribute(right, contribution(0, 0, {2: 1}), ramp(100.0))
         await contribute(right, contribution(0, 1, {2: 1}), ramp(2.0))
         await contribute(left, contribution(0, 1, {0: 1, 1: 1}), ramp(1.0))
