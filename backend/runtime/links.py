@@ -306,6 +306,7 @@ class Door:
                 await run.driver.put(RankSaid(received.rank, received.message))
 
     async def _listen_chunks(self, run: Served, host: int, peer: Peer) -> None:
+        relay_only = run.links.is_relay_only(host)
         while True:
             # Not read further until the plane can hold more: TCP then holds the host back, and nobody else.
             await run.plane.room(host)
@@ -317,11 +318,11 @@ class Door:
                         run.plane.contribution(host, contribution)
                     case Received(message=NonFinite() as found):
                         run.plane.non_finite(host, found)
-                    case Received(message=SharedMemory() as offer) if peer.may_be_local and not run.links.is_relay_only(host):
+                    case Received(message=SharedMemory() as offer) if peer.may_be_local and not relay_only:
                         self._share(run, host, offer)
-                    case Received(message=ChildAttached(host=child, ranks=ranks)) if run.links.is_relay_only(host):
+                    case Received(message=ChildAttached(host=child, ranks=ranks)) if relay_only:
                         run.links.attach_child(host, child, ranks)
-                    case Received(message=ChildLost(host=child, reason=reason)) if run.links.is_relay_only(host):
+                    case Received(message=ChildLost(host=child, reason=reason)) if relay_only:
                         run.links.child_lost(host, child, reason)
                     case _:
                         _expected(event, ())
