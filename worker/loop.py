@@ -241,6 +241,8 @@ class TrainingLoop:
         self._count_idle(started)
         ahead = self.options.write_back if order.ahead else None
         moved = self.arena.adopt(params=order.params, buffers=order.buffers, ahead=ahead)
+        if order.restart:
+            self.trainer.restart()
         now = self.clock()
         load_ms = (now - started) * 1000
         since_request_ms = (now - self._times.requested_at) * 1000

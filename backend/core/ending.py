@@ -45,7 +45,7 @@ def outcome(training: Training, refused: str) -> tuple[str, str]:
         return "failed", f"Not one sample was accepted. The last refusal: {refused}"
     reason = "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"
     if training.samples_lost:
-        reason += f", but {training.samples_lost} samples are lost (values that are not finite)"
+        reason += f", but {training.samples_lost} samples are lost to values that are not finite"
     return "done", reason
 
 

@@ -157,11 +157,19 @@ class Cohort:
         elements = ranks[0].elements
         self._consensus = ArenaFile.create(Path(ranks[0].spec.shm_dir) / "consensus", elements).values
 
-    def reduce(self, number: int, *, initial: bool = False, attempts: int = 1) -> list[SyncAck]:
-        """A whole round; with more attempts, the earlier ones are asked for and thrown away."""
-        for attempt in range(attempts):
+    def reduce(
+        self, number: int, *, initial: bool = False, attempts: int = 1, excluded: int | None = None
+    ) -> list[SyncAck]:
+        """A whole round; with more attempts, the earlier ones are asked for and thrown away. An ``excluded`` rank is
+        left out of a second attempt."""
+        if excluded is not None:
+            for rank in self.ranks:
+                self._ask(rank, RequestParams(round=number, attempt=0, initial=initial))
+        first = 0 if excluded is None else 1
+        for attempt in range(first, first + attempts):
             request = RequestParams(round=number, attempt=attempt, initial=initial)
-            snapshots = [self._ask(rank, request) for rank in self.ranks]
+            without = msgspec.structs.replace(request, excluded=True)
+            snapshots = [self._ask(rank, without if n == excluded else request) for n, rank in enumerate(self.ranks)]
         mass = sum(snapshot.mass for snapshot in snapshots)
         movers = sum(snapshot.mover_mass for snapshot in snapshots)
         total = np.zeros_like(self._consensus)
@@ -172,7 +180,7 @@ class Cohort:
             total[: self.params] *= np.float32(1 / mass)
             total[self.params :] *= np.float32(1 / movers)
             self._consensus[:] = total
-        commit = RoundCommitted(round=number, attempt=attempts - 1, realized=mass > 0, buffers_realized=movers > 0)
+        commit = RoundCommitted(round=number, attempt=attempt, realized=mass > 0, buffers_realized=movers > 0)
         for rank in self.ranks:
             rank.send(commit)
         acks = [rank.expect(SyncAck) for rank in self.ranks]
