@@ -81,6 +81,9 @@ class RunConfig:
     outer_lr: float = OUTER_LR
     outer_momentum: float = OUTER_MOMENTUM
 
+    bf16_wire: bool = False
+    """parameters travel as bf16, which halves what a round moves; sums stay f32, and what nobody changed keeps its
+    bits"""
     non_finite: str = "exclude"
     """a contribution that holds NaN or infinity is refused; its rank is left out of the round and starts anew from the
     consensus (exclude), or the run ends (stop)"""

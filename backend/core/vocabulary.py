@@ -197,6 +197,8 @@ class OpenRound:
     initial: bool
     params_elements: int
     buffers_elements: int
+    encoding: int = 0
+    """a ``wire.frames.Encoding``: how parameters are streamed, up and down"""
 
 
 @dataclass(frozen=True, slots=True)
