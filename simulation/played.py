@@ -7,7 +7,7 @@ value and a rank that adopted another one is found out.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any, Protocol
 
@@ -293,7 +293,8 @@ class PlayedRank:
     def _request(self, request: RequestParams) -> None:
         if self._packed is not None and self._packed.round == request.round:
             if request.excluded and self._refused is None:
-                self._refused, self._packed.batches, self._packed.steps = self._packed.batches, [], 0
+                self._refused = self._packed.batches
+                self._packed = replace(self._packed, batches=[], steps=0)
             self._hand_over(request, self._packed, 0.0)  # only the attempt is new
         elif self._chunk is not None and not self._halted:
             self._asked = (request, self._setting.stage.now)
