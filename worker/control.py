@@ -84,7 +84,7 @@ class SetClock:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Write the contribution into the arena, scaled by these masses, then send ``ready``."""
+    """Have the values in the arena, then send ``ready``."""
 
     ready: SnapshotReady
 
@@ -107,6 +107,8 @@ class Adopt:
     """batches were done since the arena was packed; what they changed must not be lost, as far as the policy says so"""
     restart: bool = False
     """what this rank holds is spoilt: take all of the last consensus, and forget the optimizer's state"""
+    consensus: str = ""
+    """the file that holds it; none for what was adopted last"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +262,7 @@ class Control:
             buffers=(commit.realized and commit.buffers_realized) or restart,
             ahead=self.steps_since_round > 0,
             restart=restart,
+            consensus=commit.consensus,
         )
         return [adopt, *self._resume()]
 

@@ -16,14 +16,19 @@ COUNTS = (3, 1)
 """batches a window: both hold 2.5 more after each, and 3 more when rank 0 is alone"""
 
 
-def play(marchline: Stage, windows: int = 4, devices: tuple[str, ...] = ("cpu:1", "cpu:1"), **changes: Any) -> int:
+TWO_HOSTS = ("cpu:1", "cpu:1")
+
+
+def play(
+    marchline: Stage, windows: int = 4, devices: tuple[str, ...] = TWO_HOSTS, option: str = "", **changes: Any
+) -> int:
     """A run of so many windows, to its end."""
     params = {"samples": windows * sum(COUNTS)} | changes.pop("params", {})
     counts = {"fixed_counts": list(COUNTS)} | changes
     run = marchline.create("spoiling.py:Spoiling", quorum=2, params=params, **counts)
     joined = 0
     for number, device in enumerate(devices):
-        marchline.worker(f"host-{number}", device)
+        marchline.worker(f"host-{number}", device, *option.split())
         joined += int(device.split(":")[1])
         marchline.joined(run, joined)
     marchline.started(run, 2)
@@ -45,11 +50,12 @@ def refusals(marchline: Stage, run: int) -> list[dict[str, Any]]:
     return [row for row in marchline.items(run, "events") if row["kind"] == "non_finite"]
 
 
-@pytest.mark.parametrize("devices", [("cpu:1", "cpu:1"), ("cpu:2",)], ids=["two hosts", "one host"])
+@pytest.mark.parametrize("option", ["", "--stream-data"], ids=["in memory", "streamed"])
+@pytest.mark.parametrize("devices", [TWO_HOSTS, ("cpu:2",)], ids=["two hosts", "one host"])
 def test_a_rank_that_turns_nan_is_left_out_of_its_round(
-    marchline: Stage, tmp_path: Path, devices: tuple[str, ...]
+    marchline: Stage, tmp_path: Path, devices: tuple[str, ...], option: str
 ) -> None:
-    run = play(marchline, devices=devices, params={"at": 1})
+    run = play(marchline, devices=devices, option=option, params={"at": 1})
     view = marchline.view(run)
     assert view["phase"] == "done", marchline.story(run)
     rounds = marchline.items(run, "rounds")
