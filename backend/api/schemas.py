@@ -98,6 +98,10 @@ class Member(Answer):
     versions: dict[str, Any]
     emulate_ms_per_batch: float | None
     emulated: bool
+    relay_only: bool = False
+    """it trains nothing; the data of the hosts behind it goes through it"""
+    via: int | None = None
+    """the relay-only host that its data goes through, as long as the run is live"""
     state: str
     joined_seconds_ago: float | None = None
     last_heard_seconds: float | None = None

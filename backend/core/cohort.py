@@ -292,8 +292,8 @@ class Cohort:
                 march.round_broken(event, now)
             case CheckpointWritten():
                 march.checkpoint_written(event)
-            case RelayAttached(host=host):
-                march.forming.relay_attached(host)
+            case RelayAttached(host=host, via=via):
+                march.forming.relay_attached(host, via)
             case RelayLost(host=host, reason=reason):
                 march.lose_host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
             case LinkLost(link=link, reason=reason):

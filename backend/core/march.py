@@ -151,6 +151,8 @@ class March:
             SendHost(seat.link, RunEnded(phase="failed", reason=told)),
             CloseLink(seat.link, reason),
         ]
+        if not seat.ranks:
+            self.event("relay_lost", f"{seat.name}, a relay without ranks, was lost: {reason}", "error")
         self.ranks_died([Casualty(rank, reason) for rank in seat.ranks], now)
 
     def ranks_died(self, casualties: list[Casualty], now: float) -> None:
@@ -268,7 +270,7 @@ class March:
         self.started_at = now
         self._move("training", "every rank holds rank 0's parameters")
         for seat in self.world.hosts.values():
-            seat.state = "training"
+            seat.state = "training" if seat.state == "forming" else seat.state
         self.training.open_epoch(now)
         self.out += self.training.deal(now)
 

@@ -2,7 +2,8 @@
 
     /ws/join     an agent: Hello, then everything that the host says goes to its run's core
     /ws/control  a relay: what its ranks say, checked against the ranks that it owns
-    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane
+    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane; a relay-only host tells
+                 here whose data links end at it
 
 Nothing here decides about a run. A peer that can't prove that it holds the secret, or says nothing, is a stranger:
 counted, slowed in its own connection only, and of no consequence for anybody else.
@@ -33,6 +34,8 @@ from wire.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wire.messages import (
     NO_RANK,
     BatchDone,
+    ChildAttached,
+    ChildLost,
     ChunkDone,
     Contribution,
     EvalResult,
@@ -182,7 +185,7 @@ class Door:
             await self._reject(peer, Reject(code="relay_refused", reason=objection, permanent=True))
             return
         outbox = self._outbox(peer)
-        offered = channel is Channel.DATA and peer.may_be_local
+        offered = channel is Channel.DATA and peer.may_be_local and bool(hello.ranks)
         outbox.post(RelayWelcome(self._proof.path, self._proof.secret) if offered else RelayWelcome())
         run.links.attach(channel, hello.host_id, outbox)
         reason = "the controller is closing"
@@ -303,6 +306,7 @@ class Door:
                 await run.driver.put(RankSaid(received.rank, received.message))
 
     async def _listen_chunks(self, run: Served, host: int, peer: Peer) -> None:
+        relay_only = run.links.is_relay_only(host)
         while True:
             # Not read further until the plane can hold more: TCP then holds the host back, and nobody else.
             await run.plane.room(host)
@@ -314,8 +318,12 @@ class Door:
                         run.plane.contribution(host, contribution)
                     case Received(message=NonFinite() as found):
                         run.plane.non_finite(host, found)
-                    case Received(message=SharedMemory() as offer) if peer.may_be_local:
+                    case Received(message=SharedMemory() as offer) if peer.may_be_local and not relay_only:
                         self._share(run, host, offer)
+                    case Received(message=ChildAttached(host=child, ranks=ranks)) if relay_only:
+                        run.links.attach_child(host, child, ranks)
+                    case Received(message=ChildLost(host=child, reason=reason)) if relay_only:
+                        run.links.child_lost(host, child, reason)
                     case _:
                         _expected(event, ())
 

@@ -209,6 +209,8 @@ def _member(host: Row, ranks: list[Row]) -> Row:
         "versions": host["versions"] or {},
         "emulate_ms_per_batch": host["emulate_ms_per_batch"],
         "emulated": host["emulate_ms_per_batch"] is not None,
+        "relay_only": not host["devices"],
+        "via": None,
         "state": host["state"] or "left",
         "joined_seconds_ago": None,
         "last_heard_seconds": None,
