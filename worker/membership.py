@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wire import failpoints
 from wire.codes import CloseCode
 from wire.messages import (
     Accept,
@@ -240,12 +241,14 @@ class Membership:
         due = loop.time()
         while True:
             due = max(due + accept.heartbeat_seconds, loop.time())
+            failpoints.hit("agent.beat", name=self.offer.name)
             await self.link.send(HostHeartbeat(ranks=self.host.progress() if self.host is not None else []))
             await self._report_exits(due)
 
     async def _report_exits(self, until: float) -> None:
         while (message := await self._next_exit(until)) is not None:
             _log_exit(message)
+            failpoints.hit("agent.exit", name=self.offer.name)
             await self.link.send(message)
 
     async def _next_exit(self, until: float) -> Message | None:

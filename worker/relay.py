@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections import deque
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from wire import failpoints
 from wire.errors import ProtocolError
 from wire.messages import (
     NO_RANK,
@@ -283,6 +285,7 @@ def main() -> int:
     """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last line."""
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
+    failpoints.arm_or_exit(os.environ)
     try:
         asyncio.run(serve(read_spec(receive_orders())))
     except FAILURES as error:
