@@ -36,7 +36,6 @@ def test_unmoved_bits_stay(marchline: Stage, tmp_path: Path, path: str, megabyte
     )
     for number in range(2):
         marchline.worker(f"host-{number}", "cpu:1", *PATHS[path])
-        marchline.joined(run, number + 1)
     marchline.started(run, 2)
     view = marchline.ended(run, 400)
     assert (view["phase"], view["deaths"]) == ("done", []), marchline.story(run)
