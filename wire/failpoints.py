@@ -43,7 +43,8 @@ SITES = {
     "rank.pack": "a rank was asked for its values and has not put them into the arena (rank, round, attempt)",
     "rank.snapshot.before": "its values are in the arena, nobody was told (rank, round, attempt)",
     "rank.snapshot.after": "its relay was told (rank, round, attempt)",
-    "rank.adopt": "a part of the consensus is copied in (rank, round)",
+    "rank.adopt": "committed, nothing is copied in (rank, round)",
+    "rank.adopt.block": "one more block of the consensus is copied in, up to a MiB (rank, round, offset)",
     "rank.ack.after": "it said that it adopted (rank, round)",
     "relay.contribution.before": "every rank of the host is ready, nobody was told (host, round, attempt)",
     "relay.contribution.after": "the controller was told whose work comes (host, round, attempt)",
@@ -51,11 +52,11 @@ SITES = {
     "relay.chunk.staged": "a chunk of the update is staged (host, round, attempt, offset)",
     "relay.commit.before": "committed and all there, no rank was told (host, round, attempt)",
     "relay.commit.after": "the ranks were told (host, round, attempt)",
-    "plane.contribution": "a host's declaration was accepted (run, host, round, attempt)",
-    "plane.summed": "a slice is summed and not sent on (run, round, attempt, offset)",
-    "plane.chunk.down": "before a chunk is queued to a host (run, host, round, attempt, offset)",
-    "plane.finished.before": "all is summed and sent on, the core was not told (run, round, attempt)",
-    "plane.finished.after": "the core was told (run, round, attempt)",
+    "plane.contribution": "a host's declaration was accepted (host, round, attempt)",
+    "plane.summed": "a slice is summed and not sent on (round, offset)",
+    "plane.chunk.down": "before a chunk is queued to a host (host, round, offset)",
+    "plane.finished.before": "all is summed and queued, the core was not told (round)",
+    "plane.finished.after": "it was told, and has not heard it yet (round)",
     "driver.commit.before": "the core committed a round, no host was told (run, host, round, attempt)",
     "driver.commit.after": "one host was told (run, host, round, attempt)",
     "agent.beat": "before a heartbeat to the controller (name)",
@@ -134,12 +135,18 @@ class Failpoints:
 
 
 _armed: Failpoints | None = None
+_identity: dict[str, object] = {}
 
 
 def hit(site: str, **where: object) -> None:
     """This process is at ``site``. Does nothing unless armed; otherwise see :meth:`Failpoints.hit`."""
     if _armed is not None:
-        _armed.hit(site, where)
+        _armed.hit(site, _identity | where)
+
+
+def identify(**keys: object) -> None:
+    """What every later hit of this process can be told apart by, beside its own keys: who it is, what it works on."""
+    _identity.update(keys)
 
 
 def arm(environment: Mapping[str, str]) -> Failpoints | None:

@@ -46,6 +46,7 @@ def main() -> int:
     faulthandler.enable()
     failpoints.arm_or_exit(os.environ)
     spec = msgspec.json.decode(receive_orders(), type=RankSpec)
+    failpoints.identify(rank=spec.rank)
     shm_dir = Path(spec.shm_dir)
     progress = ProgressBlock.create(shm_dir / f"rank{spec.rank}.progress", now_ns())
     link: RankLink | None = None

@@ -70,6 +70,7 @@ class Relay:
 
     def __init__(self, spec: RelaySpec) -> None:
         self._spec = spec
+        failpoints.identify(host=spec.host_id)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="data")
         self._fold = Fold(spec.ranks)
         self._uploads = Uploads(self._fold, spec.directory, self._pool)
@@ -95,6 +96,10 @@ class Relay:
                 self._downloads.apply(),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
             )
+        except failpoints.Cut:
+            for link in links:
+                link.abort()
+            raise
         except RunOver as over:
             logger.info("the run is over: %s", over)
             await self._ports.farewell(_FAREWELL_SECONDS)
@@ -174,8 +179,10 @@ class Relay:
 
     def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""
+        failpoints.hit("relay.commit.before", round=commit.round, attempt=commit.attempt)
         for rank in sorted(self._fold.live):
             self._ports.send(rank, commit)
+        failpoints.hit("relay.commit.after", round=commit.round, attempt=commit.attempt)
 
 
 async def _patiently(job: Coroutine[Any, Any, None]) -> None:

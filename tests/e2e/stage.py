@@ -22,7 +22,7 @@ JOBS = ROOT / "tests" / "jobs"
 T = TypeVar("T")
 PATHS: dict[str, tuple[str, ...]] = {"shared memory": (), "stream": ("--stream-data",)}
 """how a host's data goes to a controller on the same machine, and the options that make it"""
-PATIENCE = 90.0
+PATIENCE = 180.0
 """seconds after which a test gives up on something that should have happened"""
 
 

@@ -11,7 +11,7 @@ from odometers import assert_exact
 from proxy import Proxy, proxied
 from stage import Stage, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 MEGABYTE = 1 << 20
 
 

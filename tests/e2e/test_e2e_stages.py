@@ -12,11 +12,11 @@ from stage import PATHS, Stage, stage
 
 from wire.failpoints import injections
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 
 ELEMENTS = 600_000
 """three chunks of parameters"""
-RANK_STAGES = ("rank.pack", "rank.snapshot.before", "rank.snapshot.after", "rank.adopt", "rank.ack.after")
+RANK_STAGES = ("rank.pack", "rank.snapshot.before", "rank.snapshot.after", "rank.adopt.block", "rank.ack.after")
 RELAY_STAGES = (
     "relay.contribution.before",
     "relay.contribution.after",
@@ -52,7 +52,7 @@ def cohort(marchline: Stage, ledger: Path, counts: list[int], samples: int, **co
 def test_a_rank_is_killed_at_each_stage(marchline: Stage, tmp_path: Path, path: str) -> None:
     """Rank k dies in round k; rank 0 is left."""
     ledger, journal = tmp_path / "ledger.txt", tmp_path / "injections"
-    points = ";".join(f"{site}?rank={k}&round={k}=kill" for k, site in enumerate(RANK_STAGES, start=1))
+    points = ";".join(f"{site}@1?rank={k}&round={k}=kill" for k, site in enumerate(RANK_STAGES, start=1))
     run = cohort(marchline, ledger, [6, 5, 4, 3, 2, 1], 100)
     for number in range(2):
         marchline.worker(f"host-{number}", "cpu:3", *PATHS[path], env=armed(points, journal))
@@ -67,7 +67,7 @@ def test_a_rank_is_killed_at_each_stage(marchline: Stage, tmp_path: Path, path: 
         # Up to its declaration it counts only in the rounds before; once it was declared, the round may have it.
         accepted = [row["round"] for row in rounds if row["realized"].get(str(k))]
         assert accepted[:k] == list(range(k)), site
-        if site in ("rank.adopt", "rank.ack.after"):
+        if site in ("rank.adopt.block", "rank.ack.after"):
             assert accepted[k:] == [k], f"{site}: the round was committed, and stays"
         elif site == "rank.snapshot.after":
             assert accepted[k:] in ([], [k]), site

@@ -2,7 +2,6 @@
 all of them are before a batch, so that a consensus that is partial or not that of its contributions shows by name."""
 
 import os
-import time
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +23,7 @@ class Freight(Job):
         path: str = ""  # where the ranks write: rank, their batch from 0, smallest and largest element, of w and of b
         samples: int = 64
         elements: int = 4
-        sleep_ms: float = 0.0
-
+    
     def __init__(self, params):
         super().__init__(params)
         self.batches = 0
@@ -40,7 +38,6 @@ class Freight(Job):
         return range(self.params.samples)
 
     def training_step(self, model, batch):
-        time.sleep(self.params.sleep_ms / 1000)
         rank = os.environ.get("RANK")
         if rank is not None and self.params.path:
             spread = [*torch.aminmax(model.w.detach()), *torch.aminmax(model.b)]

@@ -23,6 +23,7 @@ KEYS = {"rank", "host", "name", "run", "round", "attempt", "offset"}
 def disarmed() -> Iterator[None]:
     yield
     failpoints.arm({})
+    failpoints._identity.clear()
 
 
 def armed(text: str, journal: Path | None = None) -> failpoints.Failpoints:
@@ -108,6 +109,16 @@ def test_without_a_number_every_hit_injects() -> None:
     assert point.injected == 3
 
 
+def test_who_a_process_is_goes_with_every_hit(tmp_path: Path) -> None:
+    armed("rank.adopt.block?rank=2&round=4=error", tmp_path / "hits")
+    failpoints.identify(rank=2, round=3)
+    failpoints.hit("rank.adopt.block", offset=0)
+    failpoints.identify(round=4)
+    with pytest.raises(Injected):
+        failpoints.hit("rank.adopt.block", offset=7)
+    assert [line["where"] for line in injections(tmp_path / "hits")] == [{"rank": 2, "round": 4, "offset": 7}]
+
+
 def test_a_site_that_is_not_listed_is_a_bug_once_armed() -> None:
     armed("rank.pack=error")
     with pytest.raises(FailpointsRefused, match="not listed"):
@@ -156,7 +167,7 @@ def test_every_process_refuses_what_does_not_exist(module: str) -> None:
     assert "MARCHLINE_FAILPOINTS: there is no site 'rank.pakc'" in done.stderr
 
 
-def test_every_placed_site_is_listed() -> None:
+def test_every_site_is_placed_and_every_placed_site_is_listed() -> None:
     placed: dict[str, list[str]] = {}
     for package in ("wire", "backend", "worker"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -167,4 +178,4 @@ def test_every_placed_site_is_listed() -> None:
                     named = {keyword.arg for keyword in call.keywords} - {None}
                     assert named <= KEYS, f"{path}: {ast.unparse(call)}"
                     placed.setdefault(site.value, []).append(path.name)
-    assert placed.keys() <= failpoints.SITES.keys()
+    assert placed.keys() == failpoints.SITES.keys()
