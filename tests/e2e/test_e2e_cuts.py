@@ -46,7 +46,6 @@ def cut_uploads(marchline: Stage, tmp_path: Path, elements: int, places: list[in
         "freight.py:Freight",
         fixed_counts=list(range(hosts, 0, -1)),
         quorum=hosts,
-        max_failure=hosts - 1,
         params={"samples": 10_000, "elements": elements, "path": str(ledger)},
     )
     with ExitStack() as stack:

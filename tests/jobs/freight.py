@@ -23,7 +23,7 @@ class Freight(Job):
         path: str = ""  # where the ranks write: rank, their batch from 0, smallest and largest element, of w and of b
         samples: int = 64
         elements: int = 4
-    
+
     def __init__(self, params):
         super().__init__(params)
         self.batches = 0
