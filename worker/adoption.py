@@ -13,6 +13,7 @@ from math import isfinite, sqrt
 import numpy as np
 import xxhash
 
+from wire import failpoints
 from worker.arena_file import FloatArray
 from worker.write_back import WriteBack
 
@@ -70,6 +71,7 @@ class Adoption:
                         np.copyto(target, after)
                     else:
                         ahead.merge(target, self._contributed[start:stop], after)
+                failpoints.hit("rank.adopt.block", offset=start)
 
     def result(self) -> AdoptResult:
         """Norms and hash of all that was taken."""

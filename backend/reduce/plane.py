@@ -32,6 +32,7 @@ from backend.reduce.ledger import Ledger
 from backend.reduce.outer import Nesterov
 from backend.reduce.pieces import Culprit
 from backend.reduce.shared import SharedArenas, SharedMemoryRefused
+from wire import failpoints
 from wire.arithmetic import FloatArray
 from wire.mass import is_realized
 from wire.messages import Contribution, Message, NonFinite, UpdateComing
@@ -187,6 +188,7 @@ class ReducePlane:
             self._break(str(refused), host)
             return
         self.ignored += not fresh
+        failpoints.hit("plane.contribution", host=host, round=contribution.round, attempt=contribution.attempt)
         if attempt.streams.declared and not attempt.planned:
             self._begin(attempt)
         self._advance(attempt)
@@ -298,6 +300,7 @@ class ReducePlane:
             return
         if at is not None:
             attempt.summed[at] = result
+            failpoints.hit("plane.summed", round=attempt.number[0], offset=attempt.plan[at].offset)
             self._send_summed(attempt)
         self._advance(attempt)
 
@@ -316,6 +319,7 @@ class ReducePlane:
             payload = values.data.toreadonly()
             for host in attempt.listeners:
                 attempt.bytes_down += payload.nbytes
+                failpoints.hit("plane.chunk.down", host=host, round=round_, offset=cut.offset)
                 self._send(host, header, payload)
 
     def _sent_on(self) -> None:
@@ -333,6 +337,7 @@ class ReducePlane:
                 self._tell(host, coming)
             self._ledger.commit(attempt)
         self._wake()
+        failpoints.hit("plane.finished.before", round=opening.round)
         self._finished(
             RoundFinished(
                 round=opening.round,
@@ -346,6 +351,7 @@ class ReducePlane:
                 seconds=self._clock() - attempt.started,
             )
         )
+        failpoints.hit("plane.finished.after", round=opening.round)
 
     def _break_for(self, attempt: Attempt, bad: Culprit) -> None:
         section = Section.PARAMS if bad.element < attempt.opening.params_elements else Section.BUFFERS

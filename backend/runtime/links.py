@@ -151,7 +151,7 @@ class Door:
         reason = "the controller is closing"
         try:
             await run.driver.put(HostSaid(link, first.message, peer.address))
-            reason = await self._converse(Channel.JOIN, outbox, self._listen_host(run, link, peer))
+            reason = await self._converse(Channel.JOIN, outbox, self._listen_host(run, link, peer, first.message))
         finally:
             run.links.join_ended(link, reason)
 
@@ -289,10 +289,13 @@ class Door:
 
     # -------------------------------------------------------------------------------------------- listening
 
-    async def _listen_host(self, run: Served, link: int, peer: Peer) -> None:
+    async def _listen_host(self, run: Served, link: int, peer: Peer, hello: Hello) -> None:
+        beats = run.links.beats_of(hello.host, run.config.heartbeat_seconds)
         while True:
             for event in await peer.read():
                 message = _expected(event, FROM_AGENT).message
+                if isinstance(message, HostHeartbeat):
+                    beats.heard(message, self._clock())
                 if run.links.is_joined(link):
                     await run.driver.put(HostSaid(link, message, peer.address))
 
