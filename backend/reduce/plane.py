@@ -52,7 +52,7 @@ Send = Callable[[int, ChunkHeader, memoryview], None]
 Tell = Callable[[int, Message], None]
 """queue a message to a host's data link"""
 
-WINDOW_SLICES = 4
+WINDOW_SLICES = 3
 OUTGOING_SLICES = 8
 
 logger = logging.getLogger(__name__)

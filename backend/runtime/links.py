@@ -309,26 +309,30 @@ class Door:
                 await run.driver.put(RankSaid(received.rank, received.message))
 
     async def _listen_chunks(self, run: Served, host: int, peer: Peer) -> None:
-        relay_only = run.links.is_relay_only(host)
         while True:
             # Not read further until the plane can hold more: TCP then holds the host back, and nobody else.
             await run.plane.room(host)
-            for event in await peer.read():
-                match event:
-                    case ChunkReceived(header=header, payload=payload):
-                        run.plane.chunk(host, header, payload)
-                    case Received(message=Contribution() as contribution):
-                        run.plane.contribution(host, contribution)
-                    case Received(message=NonFinite() as found):
-                        run.plane.non_finite(host, found)
-                    case Received(message=SharedMemory() as offer) if peer.may_be_local and not relay_only:
-                        self._share(run, host, offer)
-                    case Received(message=ChildAttached(host=child, ranks=ranks)) if relay_only:
-                        run.links.attach_child(host, child, ranks)
-                    case Received(message=ChildLost(host=child, reason=reason)) if relay_only:
-                        run.links.child_lost(host, child, reason)
-                    case _:
-                        _expected(event, ())
+            events = await peer.read()
+            while events:  # popped, so that no chunk is held here while the next one is waited for
+                self._heard_data(run, host, peer, events.pop(0))
+
+    def _heard_data(self, run: Served, host: int, peer: Peer, event: Incoming) -> None:
+        relay_only = run.links.is_relay_only(host)
+        match event:
+            case ChunkReceived(header=header, payload=payload):
+                run.plane.chunk(host, header, payload)
+            case Received(message=Contribution() as contribution):
+                run.plane.contribution(host, contribution)
+            case Received(message=NonFinite() as found):
+                run.plane.non_finite(host, found)
+            case Received(message=SharedMemory() as offer) if peer.may_be_local and not relay_only:
+                self._share(run, host, offer)
+            case Received(message=ChildAttached(host=child, ranks=ranks)) if relay_only:
+                run.links.attach_child(host, child, ranks)
+            case Received(message=ChildLost(host=child, reason=reason)) if relay_only:
+                run.links.child_lost(host, child, reason)
+            case _:
+                _expected(event, ())
 
     def _share(self, run: Served, host: int, offer: SharedMemory) -> None:
         """The relay has found our proof: read its ranks' arenas where they lie."""
