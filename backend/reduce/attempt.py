@@ -29,6 +29,10 @@ class Settings:
     slice_elements: int
     mapped_elements: int
     threads: int
+    window_slices: int
+    """slices of one host's stream that are kept until they are summed"""
+    outgoing_slices: int
+    """slices of the update that are kept until the slowest link has been sent them"""
 
 
 def fold_order(opening: OpenRound) -> FoldOrder:

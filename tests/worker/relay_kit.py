@@ -81,7 +81,7 @@ class Door:
 class Controller:
     """Just enough of a controller: one port, two endpoints, a reduce plane. ``welcome`` greets data links."""
 
-    def __init__(self, hosts: dict[int, list[int]]) -> None:
+    def __init__(self, hosts: dict[int, list[int]], slice_elements: int = 64) -> None:
         self.hosts = hosts
         self.welcome = RelayWelcome()
         self.proof = Proof()
@@ -98,7 +98,7 @@ class Controller:
             tell=lambda host, message: self.doors[Channel.DATA, host].outbox.put_nowait((NO_RANK, message)),
             finished=self.results.put_nowait,
             broken=self.results.put_nowait,
-            tuning={"slice_elements": 64},
+            tuning={"slice_elements": slice_elements},
         )
         self._server: Server | None = None
 
@@ -323,8 +323,8 @@ async def relay(
 
 
 @asynccontextmanager
-async def controller(hosts: dict[int, list[int]]) -> AsyncIterator[Controller]:
-    served = Controller(hosts)
+async def controller(hosts: dict[int, list[int]], slice_elements: int = 64) -> AsyncIterator[Controller]:
+    served = Controller(hosts, slice_elements)
     await served.start()
     try:
         yield served

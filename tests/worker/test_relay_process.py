@@ -7,12 +7,25 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from relay_kit import soon
+import torch
+from relay_kit import Rank, controller, relay, soon
 from relay_world import World
+from torch import nn
 
 from backend.core.vocabulary import RoundBroken
 from wire.frames import Channel, Encoding
-from wire.messages import BatchDone, Contribution, DeclareDead, RankHello, RoundAborted, StartChunk, Update
+from wire.messages import (
+    BatchDone,
+    ChunkDone,
+    Contribution,
+    DeclareDead,
+    RankHello,
+    RequestParams,
+    RoundAborted,
+    SnapshotReady,
+    StartChunk,
+    Update,
+)
 from worker.local_link import AsyncLink, pack
 
 pytestmark = pytest.mark.slow
@@ -141,6 +154,36 @@ async def test_nan_is_blamed_on_the_host_and_the_relay_survives(tmp_path: Path) 
         assert broken.reason == "rank 1 of host 1 contributed nan at element 700 (params)"
         world.controller.send_rank(1, Update(round=0, global_step=0))
         await world.ranks[1].hears(Update)
+
+
+async def test_a_data_link_that_stands_still_delays_no_message(tmp_path: Path) -> None:
+    """One host is far ahead of the other, so nobody reads its data; what the ranks say and hear passes by."""
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(controller({0: [0], 1: [1]}, 1 << 18))
+        ranks = []
+        for host in (0, 1):
+            place = tmp_path / f"host{host}"
+            started = await stack.enter_async_context(relay(served.url, place, host, [host]))
+            await started.listening()
+            ranks.append(await Rank.join(host, nn.Linear(2000, 2000), place))
+            stack.push_async_callback(ranks[host].leave)
+            await soon(served.heard.get())
+        ranks[0].steps = 1
+        served.open(-1, 0, {0: (0,), 1: (1,)}, ranks[0].arena)
+        await ranks[0].answers()
+        await ranks[1].hears(RequestParams)
+        for number in range(50):
+            served.send_rank(0, Update(round=-1, global_step=number))
+            assert (await ranks[0].hears(Update)).global_step == number
+            await ranks[0].link.send(ChunkDone(0, number, 1))
+            assert await soon(served.heard.get()) == (0, ChunkDone(0, number, 1))
+        assert served.doors[Channel.DATA, 0].elements < ranks[0].arena.elements, "the stream stands still"
+        await ranks[1].link.send(SnapshotReady(-1, 0, 0, 0.0, 0.0))
+        finished = await soon(served.results.get())
+        served.commit(finished)
+        for rank in ranks:
+            await rank.adopts()
+        assert torch.equal(ranks[0].model.weight, ranks[1].model.weight)
 
 
 # ----------------------------------------------------------------------------------------------------- messages
