@@ -5,8 +5,8 @@
         subprocess.Popen(host.command("python", "-m", "worker", "--join", f"http://{network.address}:8470"))
 
 This namespace sits on the bridge under ``network.address``, without a limit of its own. A host's limit is a token
-bucket (tc tbf) at both ends of its link, so that it holds for each direction by itself. What a process leaves when it is
-killed, the next network removes: names hold the process's number.
+bucket (tc tbf) at both ends of its link, so that it holds for each direction by itself. What a process leaves when it
+is killed, the next network removes: names hold the process's number.
 
 ``python -m benchmarks.netns NAMESPACE PROGRAM ...`` becomes that program inside the namespace.
 """
