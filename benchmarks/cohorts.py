@@ -12,6 +12,7 @@ import select
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -29,6 +30,16 @@ FORMING_SECONDS = 180.0
 ROUND_SECONDS = 120.0
 LOOK_SECONDS = 2.0
 """between two looks whether everybody still lives"""
+PULSE = {
+    "tick_p50": ("marchline_run_tick_latency_seconds", 'quantile="0.5"'),
+    "tick_p99": ("marchline_run_tick_latency_seconds", 'quantile="0.99"'),
+    "tick_max": ("marchline_run_tick_latency_seconds", 'quantile="1"'),
+    "loop_lag_max": ("marchline_event_loop_lag_worst_seconds", ""),
+    "heartbeat_late_max": ("marchline_host_heartbeat_worst_late_seconds", ""),
+    "heartbeats_late": ("marchline_host_heartbeats_late_total", ""),
+    "heard_late_max": ("marchline_host_hears_worst_late_seconds", ""),
+}
+"""figure -> family and label in the controller's metrics"""
 BYTES = 4
 """of an element"""
 
@@ -110,6 +121,23 @@ class Cohort:
             self._seen = found[-1]["round"]
         return found
 
+    def wait_for_rounds(self, rounds: int) -> None:
+        """Until a cohort without a gate has closed so many."""
+        deadline = time.monotonic() + FORMING_SECONDS + ROUND_SECONDS * rounds
+        while (self.view()["round"] or 0) < rounds:
+            if time.monotonic() > deadline:
+                raise EntryFailed(f"{rounds} rounds did not come in time")
+            self.check()
+            time.sleep(POLL_SECONDS)
+        self.rows()
+
+    def pulse(self) -> dict[str, float]:
+        """How promptly the controller served the run and its hosts, from its metrics, by name; seconds and counts."""
+        headers = {"Authorization": f"Bearer {self._token_file.read_text().strip()}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.client.url}/metrics", headers=headers)) as answer:
+            text: str = answer.read().decode()
+        return pulse_of(text)
+
     def view(self) -> dict[str, Any]:
         """The run as the interface shows it."""
         with _as_failure():
@@ -156,7 +184,8 @@ class Cohort:
         gate = self._make_gate() if self.wish.gated else ""  # closed before the children end: waiting ranks notice
         data_dir = self._place / "var"
         data_dir.mkdir()
-        self.client = self._stack.enter_context(Client(url, data_dir / "operator.token"))
+        self._token_file = data_dir / "operator.token"
+        self.client = self._stack.enter_context(Client(url, self._token_file))
         port = url.rpartition(":")[2]
         serve = ["--host", address, "--port", port, "--data-dir", str(data_dir), "--job-dir", str(JOB_DIR)]
         self._launch("controller", ["-m", "backend", "serve", *serve], {}, controller)
@@ -201,6 +230,17 @@ class Cohort:
             if time.monotonic() > deadline:
                 raise EntryFailed(f"the controller was not ready within {READY_SECONDS:g} s")
             time.sleep(POLL_SECONDS)
+
+
+def pulse_of(exposition: str) -> dict[str, float]:
+    """The figures of ``PULSE`` in the controller's metrics, the worst where several hosts have one."""
+    found: dict[str, float] = {}
+    for line in exposition.splitlines():
+        series, _, value = line.rpartition(" ")
+        for name, (family, label) in PULSE.items():
+            if series.partition("{")[0] == family and label in series:
+                found[name] = max(found.get(name, 0.0), float(value))
+    return found
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ LINK_HOSTS = (2, 4)
 LINK_MEGABYTES = 100.0
 MEMORY_HOSTS = (2, 4, 8)
 MEMORY_MEGABYTES = 400.0
+TICK_MEGABYTES = 400.0
 WARM_UP = 2
 """rounds and repetitions that do not count"""
 
@@ -48,6 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link-hosts", default=_join(LINK_HOSTS), help="hosts on limited links (default: %(default)s)")
     parser.add_argument("--mbit", type=float, default=1000.0, help="of those links, each way (default: %(default)s)")
     parser.add_argument("--memory-hosts", default=_join(MEMORY_HOSTS), help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of rounds for the pulse (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=4, help="of each contender (default: %(default)s)")
     parser.add_argument("--again", type=int, default=12, help="turns more, when disturbed (default: %(default)s)")
     parser.add_argument("--nice", type=int, default=0, help="for all that is measured; below 0 needs root")
@@ -178,11 +180,29 @@ def _memory(options: argparse.Namespace) -> dict[str, Any]:
     return {"megabytes": MEMORY_MEGABYTES, "rows": rows}
 
 
+# ------------------------------------------------------------------------------------------------------ pulse
+
+
+def _ticks(options: argparse.Namespace) -> dict[str, Any]:
+    rows = []
+    for hosts, stream in (((2,), False), ((1, 1), True)):
+        _say(f"pulse, {len(hosts)} host{'s' if len(hosts) > 1 else ''}{', streamed' if stream else ''}")
+        with Cohort(Wish(TICK_MEGABYTES, hosts, stream=stream, gated=False)) as cohort:
+            cohort.wait_for_rounds(WARM_UP)
+            time.sleep(options.seconds)
+            rounds = [row["reduce_seconds"] for row in cohort.rows()]
+            if not rounds:
+                raise EntryFailed(f"no round within {options.seconds:g} s")
+            rows.append({"hosts": len(hosts), "stream": stream, "round": summary(rounds), "pulse": cohort.pulse()})
+    return {"megabytes": TICK_MEGABYTES, "seconds": options.seconds, "rows": rows}
+
+
 Part = tuple[Callable[[argparse.Namespace], dict[str, Any]], Callable[[dict[str, Any]], list[str]]]
 PARTS: dict[str, Part] = {
     "one-host": (_one_host, reduce_words.one_host),
     "links": (_links, reduce_words.links),
     "memory": (_memory, reduce_words.memory),
+    "ticks": (_ticks, reduce_words.ticks),
 }
 
 

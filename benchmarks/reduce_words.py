@@ -58,6 +58,25 @@ def memory(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def ticks(found: dict[str, Any]) -> list[str]:
+    """Lines of the table by layout."""
+    lines = [
+        f"The controller's pulse during rounds of {found['megabytes']:g} MB back to back, {found['seconds']:g} s, ms.",
+        "Tick: from an event or deadline to its being handled (p50, p99 at most 19 % too long). Loop lag: how late a",
+        "timer was served. A heartbeat is late by what it came later than a period after the one before: here, at the",
+        "controller, and there, at an agent.",
+        "",
+        "| layout | rounds | round | tick p50 | p99 | max | loop lag max | heartbeat late, here | there |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        layout = f"{row['hosts']} hosts, streamed" if row["stream"] else "one host, 2 ranks"
+        names = ("tick_p50", "tick_p99", "tick_max", "loop_lag_max", "heartbeat_late_max", "heard_late_max")
+        figures = [f"{row['pulse'][name] * 1000:.1f}" if name in row["pulse"] else "-" for name in names]
+        lines.append(_line([layout, row["round"]["times"], _ms(row["round"]), *figures]))
+    return lines
+
+
 def _ms(figures: dict[str, float]) -> str:
     digits = 1 if figures["median_ms"] < 100 else 0
     return f"{figures['median_ms']:.{digits}f} ({figures['min_ms']:.{digits}f} to {figures['max_ms']:.{digits}f})"
