@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -54,8 +55,8 @@ class Agent:
 
     async def run(self) -> ExitCode:
         """Dial, take part, and dial again if told to persist. Ctrl-C or SIGTERM leaves; a second one kills."""
-        for path in reap_abandoned():
-            log.info("removed %s, which a killed agent left behind", path)
+        for left in reap_abandoned(time.time()):
+            log.info("removed %s, which a killed agent left behind", left)
         devices = ", ".join(device.device.id for device in self.offer.devices)
         log.info("offering %s of %s to %s", devices, self.offer.name, self.target.base)
         work = asyncio.create_task(self._work())

@@ -96,6 +96,7 @@ def _offer(options: argparse.Namespace) -> Offer:
         job_dir=job_dir,
         run=options.run,
         emulate_ms_per_batch=emulate,
+        stream_data=options.stream_data,
     )
 
 
@@ -110,6 +111,7 @@ def _announcement(offer: Offer) -> dict[str, Any]:
         "job_dir": str(offer.job_dir),
         "run": offer.run,
         "emulate_ms_per_batch": offer.emulate_ms_per_batch,
+        "stream_data": offer.stream_data,
     }
 
 
@@ -165,6 +167,11 @@ def _agent_parser() -> argparse.ArgumentParser:
         type=float,
         metavar="MS",
         help="pad each step to play a slower device; shown everywhere",
+    )
+    add(
+        "--stream-data",
+        action="store_true",
+        help="stream to a controller on this machine too, instead of sharing memory with it",
     )
     add("--persist", action="store_true", help="dial again after the run, and after refusals that may pass")
     add("--dry-run", action="store_true", help="print what would be announced, and exit")

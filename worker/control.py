@@ -78,7 +78,7 @@ class SetClock:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Write the contribution into the arena, scaled by these masses, then send ``ready``."""
+    """Have the values in the arena, then send ``ready``."""
 
     ready: SnapshotReady
 
@@ -99,6 +99,8 @@ class Adopt:
     buffers: bool
     ahead: bool = False
     """batches were done since the arena was packed; what they changed must not be lost, as far as the policy says so"""
+    consensus: str = ""
+    """the file that holds it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,7 @@ class Control:
             params=commit.realized,
             buffers=commit.realized and commit.buffers_realized,
             ahead=self.steps_since_round > 0,
+            consensus=commit.consensus,
         )
         return [adopt, *self._resume()]
 

@@ -77,6 +77,8 @@ class Offer:
     job_dir: Path
     run: int | None = None
     emulate_ms_per_batch: float | None = None
+    stream_data: bool = False
+    """never share memory with a controller on this machine"""
 
     def hello(self) -> Hello:
         """It as the controller hears it."""
@@ -232,6 +234,7 @@ class Membership:
             layout=tuple(self._layout.layout) if self._layout is not None else (),
             job_dir=self.offer.job_dir,
             emulate_ms_per_batch=self.offer.emulate_ms_per_batch,
+            shared_memory=not self.offer.stream_data,
         )
 
     async def _beat(self, accept: Accept) -> None:

@@ -80,6 +80,10 @@ class RunConfig:
     outer_lr: float = OUTER_LR
     outer_momentum: float = OUTER_MOMENTUM
 
+    bf16_wire: bool = False
+    """parameters travel as bf16, which halves what a round moves; sums stay f32, and what nobody changed keeps its
+    bits"""
+
     max_overshoot: int | None = None
     """asynchronous modes: batches that a rank may work ahead of its allotment; none fits it to the round's duration"""
     write_back: str = "delta"

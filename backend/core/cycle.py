@@ -49,9 +49,11 @@ class OpenedRound:
 class Cycle:
     """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
 
-    def __init__(self, params_elements: int, buffers_elements: int) -> None:
+    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0) -> None:
         self.params_elements = params_elements
         self.buffers_elements = buffers_elements
+        self.encoding = encoding
+        """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
         self.next_round = INITIAL_ROUND
         self.open: OpenedRound | None = None
 
@@ -146,6 +148,7 @@ class Cycle:
         current = self.open
         assert current is not None
         initial = current.round == INITIAL_ROUND
+        encoding = 0 if initial else self.encoding
         effects: list[Effect] = [
             OpenRound(
                 round=current.round,
@@ -154,7 +157,8 @@ class Cycle:
                 initial=initial,
                 params_elements=self.params_elements,
                 buffers_elements=self.buffers_elements,
+                encoding=encoding,
             )
         ]
-        request = RequestParams(round=current.round, attempt=current.attempt, initial=initial)
+        request = RequestParams(current.round, current.attempt, initial, encoding)
         return effects + [SendRank(rank, request) for rank in sorted(current.ranks)]

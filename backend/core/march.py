@@ -229,7 +229,7 @@ class March:
             return False
         ready = self.world.ranks[0].ready
         assert ready is not None
-        self.cycle = Cycle(ready.params_elements, ready.buffers_elements)
+        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding=int(self.config.bf16_wire))
         self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; rank 0 hands out its parameters")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True

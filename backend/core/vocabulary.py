@@ -71,6 +71,18 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class NonFiniteValue:
+    """The first value of a contribution that is not finite."""
+
+    rank: int | None
+    """whose it is; none when only the host is known"""
+    element: int
+    """counted from the arena's start: parameters, then buffers"""
+    value: str
+    """nan, inf or -inf"""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundBroken:
     """The reduce plane refused an attempt (schema mismatch, non-finite contribution, short stream ...)."""
 
@@ -79,6 +91,8 @@ class RoundBroken:
     reason: str
     host: int | None = None
     """the host at fault, when one is"""
+    non_finite: NonFiniteValue | None = None
+    """the value that the attempt was refused for, when it was that"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +197,8 @@ class OpenRound:
     initial: bool
     params_elements: int
     buffers_elements: int
+    encoding: int = 0
+    """a ``wire.frames.Encoding``: how parameters are streamed, up and down"""
 
 
 @dataclass(frozen=True, slots=True)

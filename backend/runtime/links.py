@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 
 from backend.core.config import RunConfig
 from backend.core.vocabulary import HostSaid, RankSaid, StrangerRefused
-from backend.reduce.plane import ReducePlane
+from backend.reduce import Proof, ReducePlane, SharedArenas, SharedMemoryRefused
 from backend.runtime.driver import Clock, Driver
 from backend.runtime.errors import LinkEnded
 from backend.runtime.limits import Gate, Limits, is_nearby, source_of
@@ -42,6 +42,7 @@ from wire.messages import (
     Leaving,
     LocalState,
     Message,
+    NonFinite,
     ProbeReport,
     RankExited,
     RankFailed,
@@ -50,6 +51,7 @@ from wire.messages import (
     RelayExited,
     RelayHello,
     RelayWelcome,
+    SharedMemory,
     SyncAck,
 )
 from wire.sealing import OPEN_SECRET
@@ -121,6 +123,7 @@ class Door:
         self._sleep = sleep
         self._pool = pool
         self._numbers = itertools.count(1)
+        self._proof = Proof()
         self._warned: set[str] = set()
 
     # ------------------------------------------------------------------------------------------- endpoints
@@ -179,13 +182,16 @@ class Door:
             await self._reject(peer, Reject(code="relay_refused", reason=objection, permanent=True))
             return
         outbox = self._outbox(peer)
-        outbox.post(RelayWelcome())
+        offered = channel is Channel.DATA and peer.may_be_local
+        outbox.post(RelayWelcome(self._proof.path, self._proof.secret) if offered else RelayWelcome())
         run.links.attach(channel, hello.host_id, outbox)
         reason = "the controller is closing"
         try:
             reason = await self._converse(channel, outbox, listen(run, hello.host_id, peer))
         finally:
             run.links.relay_ended(channel, hello.host_id, outbox, reason)
+            if channel is Channel.DATA:
+                run.plane.unshare(hello.host_id)
 
     # ------------------------------------------------------------------------------------- before the session
 
@@ -301,12 +307,26 @@ class Door:
             # Not read further until the plane can hold more: TCP then holds the host back, and nobody else.
             await run.plane.room(host)
             for event in await peer.read():
-                if isinstance(event, ChunkReceived):
-                    run.plane.chunk(host, event.header, event.payload)
-                    continue
-                message = _expected(event, (Contribution,)).message
-                assert isinstance(message, Contribution)
-                run.plane.contribution(host, message)
+                match event:
+                    case ChunkReceived(header=header, payload=payload):
+                        run.plane.chunk(host, header, payload)
+                    case Received(message=Contribution() as contribution):
+                        run.plane.contribution(host, contribution)
+                    case Received(message=NonFinite() as found):
+                        run.plane.non_finite(host, found)
+                    case Received(message=SharedMemory() as offer) if peer.may_be_local:
+                        self._share(run, host, offer)
+                    case _:
+                        _expected(event, ())
+
+    def _share(self, run: Served, host: int, offer: SharedMemory) -> None:
+        """The relay has found our proof: read its ranks' arenas where they lie."""
+        try:
+            run.plane.share(host, SharedArenas(offer.directory))
+        except SharedMemoryRefused as refused:
+            raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"its shared memory is refused: {refused}") from refused
+        run.links.shares_memory(host)
+        log.info("run %d: host %d shares its memory (%s)", run.run_id, host, offer.directory)
 
     async def _converse(self, channel: Channel, outbox: Outbox, listening: Coroutine[Any, Any, None]) -> str:
         """Write and listen until one of the two is over. Answers why."""

@@ -102,6 +102,7 @@ class LiveRun:
         self.links = RunLinks(self.driver.post)
         self.plane = ReducePlane(
             send=self._send_chunk,
+            tell=self.links.send_data,
             finished=self.driver.post,
             broken=self.driver.post,
             clock=services.clock,

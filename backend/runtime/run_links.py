@@ -23,6 +23,8 @@ class Relay:
 
     links: dict[Channel, Outbox] = field(default_factory=dict)
     lost: bool = False
+    shares_memory: bool = False
+    """its data is read and written where it lies, not streamed"""
 
 
 class RunLinks:
@@ -144,10 +146,29 @@ class RunLinks:
         if outbox is not None:
             outbox.post(message, rank)
 
+    def send_data(self, host: int, message: Message) -> None:
+        """Queue a message on the host's data link, in order with its chunks; best effort."""
+        outbox = self.data(host)
+        if outbox is not None:
+            outbox.post(message)
+
     def data(self, host: int) -> Outbox | None:
         """The host's data link, if it's up."""
         relay = self._relays.get(host)
         return None if relay is None else relay.links.get(Channel.DATA)
+
+    def shares_memory(self, host: int) -> None:
+        """The host's data link carries no data: both sides map each other's memory."""
+        if host in self._relays:
+            self._relays[host].shares_memory = True
+
+    def data_paths(self) -> dict[int, str]:
+        """How each attached host's data travels: ``shared memory`` or ``stream``."""
+        return {
+            host: "shared memory" if relay.shares_memory else "stream"
+            for host, relay in self._relays.items()
+            if Channel.DATA in relay.links
+        }
 
     def drop(self, host: int, reason: str) -> None:
         """Close a host's relay links at once and refuse it from now on."""

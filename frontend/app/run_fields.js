@@ -147,6 +147,7 @@ const AVERAGE = [
     min: 0,
     when: outer,
   }),
+  flag("bf16_wire", "Parameters travel as bf16", false, "Halves what a round moves; what changed is rounded to 8 bits"),
 ];
 
 const PATIENCE = [
