@@ -194,7 +194,7 @@ class Cohort:
         token = {"MARCHLINE_JOIN_TOKEN": self.client.get("controller")["join_token"]}
         for index, ranks in enumerate(self.wish.hosts):
             options = ["--join", url, "--name", f"host{index}", "--devices", f"cpu:{ranks}", "--job-dir", str(JOB_DIR)]
-            stream = ["--stream-data"] if self.wish.stream and not os.environ.get("BENCH_OLD") else []
+            stream = ["--stream-data"] if self.wish.stream else []
             place = self.wish.places[index] if self.wish.places else None
             self._launch(f"host{index}", ["-m", "worker", *options, *stream], token, place)
         if self.wish.gated:

@@ -71,9 +71,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     lines: list[str] = []
     for name in chosen:
         do, words = PARTS[name]
-        found[name] = do(options)
-        lines += [*words(found[name]), ""]
-        print("\n".join(lines[-len(words(found[name])) - 1 :]), file=sys.stderr, flush=True)
+        try:
+            found[name] = do(options)
+            told = words(found[name])
+        except EntryFailed as error:
+            found[name] = {"failed": str(error)}
+            told = [f"{name} did not come to figures: {error}"]
+        print("\n".join(told), file=sys.stderr, flush=True)
+        lines += [*told, ""]
     return found | {"machine_after": machine(), "lines": lines}
 
 
