@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.processes import others, use
+from benchmarks.processes import others, undisturbed, use
 
 Repeat = Callable[[int], list[float]]
 """does something so many times in a row: the seconds of each"""
@@ -23,6 +23,8 @@ class Turns:
     turns: int
     times: int
     again: int = 0
+    alone: bool = False
+    """with real-time priority, so that other programs stand still"""
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ def alternate(contenders: dict[str, Repeat], plan: Turns) -> dict[str, Any]:
         turn = _Turn()
         for name, repeat in contenders.items():
             before = use()
-            turn.seconds[name] = repeat(plan.times)
+            with undisturbed(plan.alone):
+                turn.seconds[name] = repeat(plan.times)
             turn.disturbed = max(turn.disturbed, others(before, use()))
         done.append(turn)
     kept = sorted(done, key=lambda turn: turn.disturbed)[: plan.turns]

@@ -52,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of rounds for the pulse (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=4, help="of each contender (default: %(default)s)")
     parser.add_argument("--again", type=int, default=12, help="turns more, when disturbed (default: %(default)s)")
+    parser.add_argument("--alone", action="store_true", help="real-time priority during turns; needs root")
     parser.add_argument("--nice", type=int, default=0, help="for all that is measured; below 0 needs root")
 
 
@@ -67,6 +68,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "torch": metadata.version("torch"),
         "machine_before": machine(),
         "nice": options.nice,
+        "alone": options.alone,
     }
     lines: list[str] = []
     for name in chosen:
@@ -101,7 +103,7 @@ def _one_size(world: int, megabytes: float, gloo: Gloo, options: argparse.Namesp
     with Cohort(Wish(megabytes, (world,))) as cohort:
         elements = cohort.wish.elements
         contenders = {"ours": ours(cohort), "gloo": lambda count: gloo.go(elements, count)}
-        row |= _compare(contenders, Turns(options.turns, times, options.again))
+        row |= _compare(contenders, Turns(options.turns, times, options.again, options.alone))
     return row
 
 
@@ -160,7 +162,7 @@ def _one_link(count: int, encoding: str, own_limit: bool, options: argparse.Name
         contenders = {"ours": ours(cohort), "gloo": lambda times: gloo.go(wish.elements, times)}
         if encoding == "bf16":
             contenders["gloo_bf16"] = lambda times: gloo.go(wish.elements, times, "bf16")
-        row |= _compare(contenders, Turns(options.turns, 2, options.again))
+        row |= _compare(contenders, Turns(options.turns, 2, options.again, options.alone))
     bits = LINK_MEGABYTES * 8 / (2 if encoding == "bf16" else 1)
     line = {name: bits / row[name]["median_ms"] * 1000 / options.mbit for name in ("ours",)}
     return row | {"raw_mbit": statistics.median(raw), "of_line": line["ours"]}
