@@ -7,6 +7,7 @@ from one that a killed agent left behind, whatever process numbers have been use
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -94,8 +95,9 @@ def reap_abandoned(now: float, places: Iterable[Path] | None = None) -> list[Aba
         whole = [path for path in sorted(place.glob(f"{PREFIX}*")) if _is_ours(path) and _unlocked(path, bare=False)]
         begun = [path for path in sorted(place.glob(f".{PREFIX}*")) if _is_ours(path) and _cut_short(path, now)]
         for path in (*whole, *begun):
-            reaped.append(_looked_at(path))
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # another agent on this host was quicker
+                reaped.append(_looked_at(path))
+                shutil.rmtree(path, ignore_errors=True)
     return reaped
 
 

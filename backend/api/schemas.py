@@ -101,6 +101,15 @@ class Member(Answer):
     state: str
     joined_seconds_ago: float | None = None
     last_heard_seconds: float | None = None
+    data_path: str = ""
+    """how its contributions travel: ``shared memory`` or ``stream``; empty while its relay is not attached"""
+
+
+class Model(Answer):
+    """What a round carries at most, and what of it needs no gradient: that is not sent while it is unchanged."""
+
+    bytes: int
+    frozen_bytes: int
 
 
 class Rank(Answer):
@@ -222,6 +231,7 @@ class RunView(Answer):
     config: dict[str, Any]
     params: dict[str, Any]
     emulated: bool
+    model: Model | None = None
     window: Window
     members: list[Member]
     world_size: int | None

@@ -288,6 +288,8 @@ def _describe(tensor: TensorSpec, other: TensorSpec) -> str:
         text += f" tied to {tensor.alias_of}" if tensor.alias_of else " untied"
     elif tensor.offset != other.offset:
         text += f" at {tensor.offset}"
+    if tensor.frozen != other.frozen:
+        text += ", frozen," if tensor.frozen else ", trainable,"
     return text
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from backend.core.join_window import JoinWindow
 from backend.core.liveness import Liveness
 from backend.core.march import March
+from backend.core.outlook import model_view
 from backend.core.world import HostSeat, RankSeat
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def cohort_view(cohort: Cohort, now: float) -> dict[str, Any]:
         "reason": cohort.end.reason if cohort.end else "",
         "window": window_view(cohort.window, now, open_=march is None and not cohort.ended),
         "emulated": any(member.emulate_ms_per_batch for member in cohort.window.members.values()),
+        "model": model_view(cohort.window.reference.layout) if cohort.window.reference.layout else None,
         "epochs": cohort.config.epochs,
     }
     if march is None:

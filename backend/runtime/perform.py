@@ -121,7 +121,9 @@ class LiveRun:
 
     def view(self) -> View:
         """The RunView as it is now."""
-        core = self._core.snapshot(self._services.clock())
+        core, paths = self._core.snapshot(self._services.clock()), self.links.data_paths()
+        members = [member | {"data_path": paths.get(member["host"], "")} for member in core.get("members", ())]
+        core = core | {"members": members}
         if self._outcome is not None:
             phase, reason = self._outcome
             core = core | {"phase": phase, "reason": reason}

@@ -14,9 +14,10 @@ const total = (items, pick) => items.reduce((sum, item) => sum + pick(item), 0);
 
 export function Roster({ live, phase, title = "Roster" }) {
   const members = live.of("members").value ?? [];
+  const model = live.of("model").value;
   const open = phase === "waiting" || phase === "staging";
   return html`
-    <${Panel} title=${title} note=${strength(members)}>
+    <${Panel} title=${title} note=${[strength(members), weight(model)].filter(Boolean).join("; ")}>
       ${members.length
         ? html`<${Table}
             caption="Hosts of this run"
@@ -28,6 +29,13 @@ export function Roster({ live, phase, title = "Roster" }) {
         : html`<${Nobody} />`}
     <//>
   `;
+}
+
+/** What a round carries, and what of it stays at home. */
+function weight(model) {
+  if (!model) return "";
+  const frozen = model.frozen_bytes ? `, ${bytes(model.frozen_bytes)} of it frozen: not sent while unchanged` : "";
+  return `model of ${bytes(model.bytes)}${frozen}`;
 }
 
 /** 3 hosts, 7 ranks, 168 GiB: of those who are here. */
@@ -72,7 +80,8 @@ function columnsOf(live, open) {
 const name = (m) => html`<span class="host-name">${m.name}</span> <span class="muted mono">${m.address}</span>`;
 
 const state = (m) => html`
-  <${State} state=${m.state} /> ${m.emulated && html`<${Emulated} ms=${m.emulate_ms_per_batch} />`}
+  <${State} state=${m.state} /> ${m.emulated && html`<${Emulated} ms=${m.emulate_ms_per_batch} />`}${" "}
+  ${m.data_path && html`<small class="muted" title="How its part of a round travels">${m.data_path}</small>`}
 `;
 
 /** Like devices together: 8 × NVIDIA RTX 4090 24 GiB. */

@@ -2,6 +2,7 @@
 owner."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,25 @@ def test_one_that_is_being_made_is_not_taken_for_abandoned(tmp_path: Path, monke
     shared = SharedDir.create(1, [tmp_path])
     assert shared.path.exists()
     shared.remove()
+
+
+def test_one_that_another_agent_reaps_first_is_nobodys_business(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("marchline-a", "marchline-b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "owner.lock").write_bytes(b"")
+    scan = os.scandir
+
+    def reaped_meanwhile(path: Path) -> object:
+        if path == tmp_path / "marchline-a":
+            shutil.rmtree(path)
+        return scan(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("worker.shared_dir.os.scandir", reaped_meanwhile)
+        assert [left.path.name for left in reap_abandoned(NOW, [tmp_path])] == ["marchline-b"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("locked", [True, False], ids=["before its name", "before its lock"])
