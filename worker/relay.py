@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from wire.allocator import keep_freed_memory
 from wire.errors import ProtocolError
 from wire.messages import (
     NO_RANK,
@@ -223,6 +224,7 @@ def main() -> int:
     """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last line."""
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
+    keep_freed_memory()
     try:
         asyncio.run(serve(read_spec(receive_orders())))
     except FAILURES as error:
