@@ -49,6 +49,8 @@ Tell = Callable[[int, Message], None]
 """queue a message to a host's data link"""
 
 WINDOW_SLICES = 4
+AHEAD = 2
+"""pieces under way for each thread: one is worked on, the next one waits, so that no thread waits for the event loop"""
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +262,7 @@ class ReducePlane:
         while (
             attempt.planned
             and attempt.next_sum < len(attempt.plan)
-            and attempt.running < self._cuts.threads
+            and attempt.running < AHEAD * self._cuts.threads
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
             cut = attempt.plan[attempt.next_sum]
