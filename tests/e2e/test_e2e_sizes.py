@@ -51,8 +51,8 @@ def test_unmoved_bits_stay(marchline: Stage, tmp_path: Path, path: str, megabyte
     print(
         f"{megabytes} MB, {path}: rounds of {[round(row['reduce_seconds'], 2) for row in rounds]} s, "
         f"controller +{peak / (4 * elements):.2f} models at its peak, "
-        f"{late:g} heartbeats over a period late, "
-        f"at worst {figures['marchline_heartbeat_worst_late_seconds']:.2f} s late, "
+        f"{late:g} heartbeats over a period late, at worst "
+        f"{figures['marchline_heartbeat_worst_late_seconds']:.2f} s late, "
         f"ours {figures['marchline_controller_heartbeat_worst_late_seconds']:.2f} s, "
         f"tick latency p99 {1000 * figures['marchline_tick_latency_p99_seconds']:.1f} ms, "
         f"worst {1000 * figures['marchline_tick_latency_worst_seconds']:.1f} ms"
@@ -60,6 +60,7 @@ def test_unmoved_bits_stay(marchline: Stage, tmp_path: Path, path: str, megabyte
     # A machine under test may be loaded: then a heartbeat can be late by itself, but not by a third of the timeout.
     worst = ("marchline_heartbeat_worst_late_seconds", "marchline_controller_heartbeat_worst_late_seconds")
     assert max(figures[name] for name in worst) < 10
+    # Two consensus buffers, and what it maps of the hosts' arenas; a checkpoint takes no copy.
     assert peak < (len(COUNTS) + 2) * 4 * elements + 100e6, f"the controller took {peak / 1e6:.0f} MB"
 
 

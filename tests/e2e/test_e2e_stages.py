@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from odometers import armed, assert_exact, injected, readings
-from stage import PATHS, Stage, stage
+from stage import PATHS, PATIENCE, Stage, stage
 
 from wire.failpoints import injections
 
@@ -109,8 +109,8 @@ def test_the_controller_is_killed_at_each_stage(tmp_path: Path, site: str) -> No
             options = PATHS["stream" if number else "shared memory"]
             marchline.worker(f"host-{number}", "cpu:1", *options, env=watch)
         marchline.started(run, 2)
-        assert marchline.process.wait(60) == -signal.SIGKILL
-        codes = [worker.wait(60) for worker in marchline.workers]
+        assert marchline.process.wait(PATIENCE) == -signal.SIGKILL
+        codes = [worker.wait() for worker in marchline.workers]
         assert codes == [5, 5], [worker.output() for worker in marchline.workers]
     assert injected(journal) == [site]
     adopted = [line["where"]["rank"] for line in injections(journal) if line["site"] == "rank.adopt"]
