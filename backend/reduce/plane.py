@@ -51,7 +51,7 @@ Send = Callable[[int, ChunkHeader, memoryview], None]
 Tell = Callable[[int, Message], None]
 """queue a message to a host's data link"""
 
-WINDOW_SLICES = 4
+WINDOW_SLICES = 3
 OUTGOING_SLICES = 8
 
 logger = logging.getLogger(__name__)
@@ -256,8 +256,12 @@ class ReducePlane:
 
     def _advance(self, attempt: Attempt) -> None:
         """Start every sum whose slices are all here, a few at a time."""
+        if attempt.culprits and not attempt.running:  # the first one, whichever thread was quicker
+            self._break_for(attempt, min(attempt.culprits, key=lambda culprit: culprit.element))
+            return
         while (
             attempt.planned
+            and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
             and attempt.running < self._cuts.threads
             and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
@@ -294,9 +298,8 @@ class ReducePlane:
             return
         result = done.result()
         if isinstance(result, Culprit):
-            self._break_for(attempt, result)
-            return
-        if at is not None:
+            attempt.culprits.append(result)
+        elif at is not None:
             attempt.summed[at] = result
             self._send_summed(attempt)
         self._advance(attempt)

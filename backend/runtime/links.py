@@ -306,18 +306,22 @@ class Door:
         while True:
             # Not read further until the plane can hold more: TCP then holds the host back, and nobody else.
             await run.plane.room(host)
-            for event in await peer.read():
-                match event:
-                    case ChunkReceived(header=header, payload=payload):
-                        run.plane.chunk(host, header, payload)
-                    case Received(message=Contribution() as contribution):
-                        run.plane.contribution(host, contribution)
-                    case Received(message=NonFinite() as found):
-                        run.plane.non_finite(host, found)
-                    case Received(message=SharedMemory() as offer) if peer.may_be_local:
-                        self._share(run, host, offer)
-                    case _:
-                        _expected(event, ())
+            events = await peer.read()
+            while events:  # popped, so that no chunk is held here while the next one is waited for
+                self._heard_data(run, host, peer, events.pop(0))
+
+    def _heard_data(self, run: Served, host: int, peer: Peer, event: Incoming) -> None:
+        match event:
+            case ChunkReceived(header=header, payload=payload):
+                run.plane.chunk(host, header, payload)
+            case Received(message=Contribution() as contribution):
+                run.plane.contribution(host, contribution)
+            case Received(message=NonFinite() as found):
+                run.plane.non_finite(host, found)
+            case Received(message=SharedMemory() as offer) if peer.may_be_local:
+                self._share(run, host, offer)
+            case _:
+                _expected(event, ())
 
     def _share(self, run: Served, host: int, offer: SharedMemory) -> None:
         """The relay has found our proof: read its ranks' arenas where they lie."""

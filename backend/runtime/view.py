@@ -127,6 +127,7 @@ def _frame(run: Row) -> View:
         "config": config,
         "params": run["params"] or {},
         "emulated": bool(run["emulated"]),
+        "model": None,
         "window": _closed_window(config),
         "members": [],
         "world_size": run["world_size"] or 0,
@@ -212,6 +213,7 @@ def _member(host: Row, ranks: list[Row]) -> Row:
         "state": host["state"] or "left",
         "joined_seconds_ago": None,
         "last_heard_seconds": None,
+        "data_path": "",
     }
 
 
