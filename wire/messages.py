@@ -116,6 +116,10 @@ class HostHeartbeat(Message, frozen=True):
     """agent -> controller, every second: the host lives, and how far each of its ranks is."""
 
     ranks: list[RankProgress]
+    late: int = 0
+    """how often the controller's word came more than a whole heartbeat late"""
+    worst_late_seconds: float = 0.0
+    """the worst of it: the longest silence, less a heartbeat"""
 
 
 class ControllerHeartbeat(Message, frozen=True):

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wire import failpoints
 from worker.agent import CONNECT_ATTEMPTS, Agent, Patience
 from worker.devices import DeviceError, find_devices
 from worker.environment import TOKEN_VARIABLE
@@ -71,6 +72,7 @@ def _agent(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     waits = Waits(reply=30 * scale, probe=PROBE_SECONDS * scale)
     with output_that_never_waits():
         _log_to_stderr(options.log_level)
+        failpoints.arm_or_exit(environment)
         if listen is None:
             return asyncio.run(Agent(target, offer, patience, waits).run())
         return asyncio.run(_relay_only(target, offer, patience, waits, listening(*listen)))

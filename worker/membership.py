@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from wire import failpoints
+from wire.beats import Beats
 from wire.codes import CloseCode
 from wire.messages import (
     Accept,
@@ -136,6 +138,8 @@ class Membership:
         self._start = start
         self._hosting = asyncio.Event()
         self._hurry = False
+        self._beats: Beats | None = None
+        """the controller's, from Accept on"""
         self._layout: ProbeReport | None = None
         self._accept: Accept | None = None
 
@@ -220,12 +224,21 @@ class Membership:
 
     async def _obey(self, accept: Accept) -> None:
         """Do what the controller says until it says that it is over."""
+        self._beats = Beats(accept.heartbeat_seconds)
         while True:
             message = await self.link.receive()
+            self._count_beat(self._beats)
             if isinstance(message, WorldFormed):
                 await self._start_host(message, accept)
             else:
                 self._hear(message)
+
+    def _count_beat(self, beats: Beats) -> None:
+        """Any word of the controller is a sign of life; the worst of them is worth a line."""
+        before = max(beats.worst_late_seconds, beats.period)
+        late = beats.heard(self.link.heard_at)
+        if late > before:
+            log.warning("the controller was silent for %.1f s, %.1f s more than usual", late + beats.period, late)
 
     def _hear(self, message: Message) -> None:
         """What can come at any time. Raises ``_Over``."""
@@ -276,12 +289,21 @@ class Membership:
         due = loop.time()
         while True:
             due = max(due + accept.heartbeat_seconds, loop.time())
-            await self.link.send(HostHeartbeat(ranks=self.host.progress() if self.host is not None else []))
+            failpoints.hit("agent.beat", name=self.offer.name)
+            await self.link.send(self._heartbeat())
             await self._report_exits(due)
+
+    def _heartbeat(self) -> HostHeartbeat:
+        ranks = self.host.progress() if self.host is not None else []
+        if self._beats is None:
+            return HostHeartbeat(ranks=ranks)
+        worst = self._beats.worst_late_seconds
+        return HostHeartbeat(ranks=ranks, late=self._beats.late_count, worst_late_seconds=worst)
 
     async def _report_exits(self, until: float) -> None:
         while (message := await self._next_exit(until)) is not None:
             _log_exit(message)
+            failpoints.hit("agent.exit", name=self.offer.name)
             await self.link.send(message)
 
     async def _next_exit(self, until: float) -> Message | None:

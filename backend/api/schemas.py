@@ -132,6 +132,8 @@ class Rank(Answer):
     emulated_ms: float | None = None
     steps: int = 0
     samples: int | None = 0
+    exclusions: int = 0
+    """rounds that it was left out of, for values that were not finite"""
     loss: float | None = None
     compute_seconds: float | None = None
     data_seconds: float | None = None
@@ -244,6 +246,8 @@ class RunView(Answer):
     round: int | None
     global_step: int | None
     samples_done: int | None
+    samples_lost: int = 0
+    """of the whole run: trained in vain, for what came of them was not finite"""
     samples_total: int | None
     ranks: list[Rank]
     decision: str | None
@@ -288,7 +292,7 @@ class Round(Answer):
 
 
 class Epoch(Answer):
-    """A finished epoch."""
+    """A finished epoch. ``samples_lost`` lists ranges of its permutation: offset, size, rank, reason."""
 
     epoch: int
     at: str

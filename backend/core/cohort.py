@@ -22,6 +22,7 @@ from backend.core.march import March
 from backend.core.membership import Membership
 from backend.core.outlook import outlook_of
 from backend.core.preview import Outlook
+from backend.core.refusals import acknowledged
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -348,7 +349,7 @@ class Cohort:
                 except WorkError as error:
                     march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():
-                march.cycle.acknowledge(rank, message)
+                acknowledged(march, rank, message)
             case RankReady() if not training:
                 disagreement = march.forming.rank_ready(rank, message)
                 if disagreement:

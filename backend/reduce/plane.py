@@ -32,6 +32,7 @@ from backend.reduce.ledger import Ledger
 from backend.reduce.outer import Nesterov
 from backend.reduce.pieces import Culprit
 from backend.reduce.shared import SharedArenas, SharedMemoryRefused
+from wire import failpoints
 from wire.arithmetic import FloatArray
 from wire.mass import is_realized
 from wire.messages import Contribution, Message, NonFinite, UpdateComing
@@ -51,8 +52,10 @@ Send = Callable[[int, ChunkHeader, memoryview], None]
 Tell = Callable[[int, Message], None]
 """queue a message to a host's data link"""
 
-WINDOW_SLICES = 4
+WINDOW_SLICES = 3
 OUTGOING_SLICES = 8
+AHEAD = 2
+"""pieces under way for each thread: one is worked on, the next one waits, so that no thread waits for the event loop"""
 
 logger = logging.getLogger(__name__)
 
@@ -187,6 +190,7 @@ class ReducePlane:
             self._break(str(refused), host)
             return
         self.ignored += not fresh
+        failpoints.hit("plane.contribution", host=host, round=contribution.round, attempt=contribution.attempt)
         if attempt.streams.declared and not attempt.planned:
             self._begin(attempt)
         self._advance(attempt)
@@ -256,10 +260,14 @@ class ReducePlane:
 
     def _advance(self, attempt: Attempt) -> None:
         """Start every sum whose slices are all here, a few at a time."""
+        if attempt.culprits and not attempt.running:  # the first one, whichever thread was quicker
+            self._break_for(attempt, min(attempt.culprits, key=lambda culprit: culprit.element))
+            return
         while (
             attempt.planned
+            and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
-            and attempt.running < self._cuts.threads
+            and attempt.running < AHEAD * self._cuts.threads
             and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
@@ -294,10 +302,10 @@ class ReducePlane:
             return
         result = done.result()
         if isinstance(result, Culprit):
-            self._break_for(attempt, result)
-            return
-        if at is not None:
+            attempt.culprits.append(result)
+        elif at is not None:
             attempt.summed[at] = result
+            failpoints.hit("plane.summed", round=attempt.number[0], offset=attempt.plan[at].offset)
             self._send_summed(attempt)
         self._advance(attempt)
 
@@ -316,6 +324,7 @@ class ReducePlane:
             payload = values.data.toreadonly()
             for host in attempt.listeners:
                 attempt.bytes_down += payload.nbytes
+                failpoints.hit("plane.chunk.down", host=host, round=round_, offset=cut.offset)
                 self._send(host, header, payload)
 
     def _sent_on(self) -> None:
@@ -333,6 +342,7 @@ class ReducePlane:
                 self._tell(host, coming)
             self._ledger.commit(attempt)
         self._wake()
+        failpoints.hit("plane.finished.before", round=opening.round)
         self._finished(
             RoundFinished(
                 round=opening.round,
@@ -346,6 +356,7 @@ class ReducePlane:
                 seconds=self._clock() - attempt.started,
             )
         )
+        failpoints.hit("plane.finished.after", round=opening.round)
 
     def _break_for(self, attempt: Attempt, bad: Culprit) -> None:
         section = Section.PARAMS if bad.element < attempt.opening.params_elements else Section.BUFFERS

@@ -41,7 +41,8 @@ from backend.runtime.limits import Limits
 from backend.runtime.run_links import RunLinks
 from backend.runtime.view import View, final_figures, live_view
 from backend.store import Store, StoreError
-from wire.messages import RoundAborted, RunEnded
+from wire import failpoints
+from wire.messages import RoundAborted, RoundCommitted, RunEnded
 from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
@@ -154,6 +155,8 @@ class LiveRun:
                 self.links.send_host(link, message)
             case CloseLink(link=link, reason=reason):
                 self.links.close_join(link, reason)
+            case SendRelay(host=host, message=RoundCommitted() as commit):
+                self._announce(host, commit)
             case SendRelay(host=host, message=message):
                 self.links.send_relay(host, message)
             case SendRank(rank=rank, message=message):
@@ -180,6 +183,12 @@ class LiveRun:
                 self.links.finish_all(reason)
             case _:
                 raise TypeError(f"{type(effect).__name__} is not performed here")
+
+    def _announce(self, host: int, commit: RoundCommitted) -> None:
+        where = {"run": self.run_id, "host": host, "round": commit.round, "attempt": commit.attempt}
+        failpoints.hit("driver.commit.before", **where)
+        self.links.send_relay(host, commit)
+        failpoints.hit("driver.commit.after", **where)
 
     def _reduce(self, effect: OpenRound | AbortRound) -> None:
         if isinstance(effect, OpenRound):

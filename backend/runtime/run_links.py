@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from backend.core.vocabulary import Event, LinkLost, RelayAttached, RelayLost
+from backend.runtime.health import HostBeats
 from backend.runtime.outbox import Outbox
+from wire.beats import Beats
 from wire.codes import CloseCode
 from wire.messages import ChildLost, Message
 from wire.session import Channel
@@ -39,6 +41,8 @@ class RunLinks:
     """Knows who may speak for whom in one run. All calls come from the event loop's thread."""
 
     def __init__(self, post: Callable[[Event], None]) -> None:
+        self.beats: dict[str, HostBeats] = {}
+        """heartbeats, by the host's name"""
         self._post = post
         self._joins: dict[int, Outbox] = {}
         self._expected: dict[int, tuple[int, ...]] = {}
@@ -66,6 +70,12 @@ class RunLinks:
     def add_join(self, link: int, outbox: Outbox) -> None:
         """A host said hello on this link; the core knows it by its number from now on."""
         self._joins[link] = outbox
+
+    def beats_of(self, host: str, period: float) -> HostBeats:
+        """Where to count this host's heartbeats; a host that comes back is not late for its absence."""
+        beats = self.beats.setdefault(host, HostBeats(Beats(period)))
+        beats.here.paused()
+        return beats
 
     def join_ended(self, link: int, reason: str) -> None:
         """The link is over. The core hears of it, unless it was the core that closed it."""
