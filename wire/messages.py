@@ -157,7 +157,8 @@ class RelayHello(Message, frozen=True):
 
 
 class RelayWelcome(Message, frozen=True):
-    """controller -> relay, on both of its links: the link is attached.
+    """controller -> relay, on both of its links: the link is attached. A relay-only host says so on data links that end
+    there, and offers no memory.
 
     On the data link the controller may offer its memory: a relay that can open ``proof_path`` and finds ``proof`` there
     runs on the same machine as the same user, and answers with ``SharedMemory``.
@@ -185,7 +186,10 @@ class ChildAttached(Message, frozen=True):
 
 
 class ChildLost(Message, frozen=True):
-    """relay -> controller on the data link: I am a relay-only host, and this host's data link to me is over."""
+    """relay -> controller on the data link: I am a relay-only host, and this host's data link to me is over.
+
+    controller -> relay: this host's data link must end, because its claim is refused or the host is out of the run.
+    """
 
     host: int
     reason: str

@@ -261,6 +261,8 @@ class TrainingLoop:
             ahead=ahead,
             hashed=self.options.verify_consensus,
         )
+        if order.restart:
+            self.trainer.restart()
         now = self.clock()
         load_ms = (now - started) * 1000
         since_request_ms = (now - self._times.requested_at) * 1000

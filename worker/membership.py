@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from wire import failpoints
 from wire.beats import Beats
@@ -30,6 +30,7 @@ from wire.messages import (
     Message,
     ProbeReport,
     RankExited,
+    RankProgress,
     Reject,
     RelayExited,
     RunEnded,
@@ -41,6 +42,7 @@ from worker.exits import ExitCode
 from worker.host import PATIENCE_SECONDS, Host, HostOrders
 from worker.join_link import JoinLink, LinkEnded, Target
 from worker.probing import PROBE_SECONDS, probe_job
+from worker.pulse import Pulse
 from worker.shared_dir import SharedDirError
 from worker.versions import host_versions
 
@@ -79,6 +81,7 @@ class Offer:
     job_dir: Path
     run: int | None = None
     emulate_ms_per_batch: float | None = None
+    relay_only: bool = False
     stream_data: bool = False
     """never share memory with a controller on this machine"""
 
@@ -90,7 +93,27 @@ class Offer:
             versions=host_versions(),
             run=self.run,
             emulate_ms_per_batch=self.emulate_ms_per_batch,
+            relay_only=self.relay_only,
         )
+
+
+class Hosted(Protocol):
+    """What a host runs once the world formed: relay and ranks (``worker.host``), or the fold of a relay-only host."""
+
+    @property
+    def exits(self) -> asyncio.Queue[Message]: ...
+
+    @property
+    def failed_ranks(self) -> list[int]: ...
+
+    def progress(self) -> list[RankProgress]: ...
+
+    async def stop(self, patience_seconds: float = PATIENCE_SECONDS) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[HostOrders], Awaitable[Hosted]]
 
 
 class _Over(Exception):
@@ -104,12 +127,15 @@ class _Over(Exception):
 class Membership:
     """Lives from the first word on a link to its last. ``run`` may be cancelled: the host then says that it leaves."""
 
-    def __init__(self, link: JoinLink, target: Target, offer: Offer, waits: Waits) -> None:
+    def __init__(self, link: JoinLink, target: Target, offer: Offer, waits: Waits, start: Start = Host.start) -> None:
         self.link = link
         self.target = target
         self.offer = offer
         self.waits = waits
-        self.host: Host | None = None
+        self.host: Hosted | None = None
+        self.moved = Pulse()
+        """fired when this host is admitted"""
+        self._start = start
         self._hosting = asyncio.Event()
         self._hurry = False
         self._beats: Beats | None = None
@@ -138,6 +164,11 @@ class Membership:
             await self.link.close()
         raise AssertionError("a membership ends by being told so, or by losing its link")
 
+    @property
+    def run_id(self) -> int | None:
+        """The run that admitted this host."""
+        return None if self._accept is None else self._accept.run_id
+
     def kill(self) -> None:
         """End every child at once."""
         if self.host is not None:
@@ -155,6 +186,7 @@ class Membership:
                     await self.link.send(self._layout)
                 case Accept():
                     self._accept = message
+                    self.moved.fire()
                     return message
                 case _:
                     self._hear(message)
@@ -227,9 +259,10 @@ class Membership:
             log.warning("the world formed twice; the second time was ignored")
             return
         ranks = ", ".join(str(assignment.rank) for assignment in formed.assignments)
-        log.info("the world formed: ranks %s of %s start here", ranks, formed.world_size)
+        here = f"ranks {ranks} of {formed.world_size} start here" if ranks else f"{formed.world_size} ranks elsewhere"
+        log.info("the world formed: %s", here)
         try:
-            self.host = await Host.start(self._orders(formed, accept))
+            self.host = await self._start(self._orders(formed, accept))
             self._hosting.set()
         except (SharedDirError, DeviceError, OSError) as error:
             text = f"the ranks cannot start on this host: {error}"

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from wire import failpoints
+from wire.allocator import keep_freed_memory
 from wire.errors import ProtocolError
 from wire.messages import (
     NO_RANK,
@@ -233,6 +234,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
     failpoints.arm_or_exit(os.environ)
+    keep_freed_memory()
     try:
         asyncio.run(serve(read_spec(receive_orders())))
     except FAILURES as error:

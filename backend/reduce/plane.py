@@ -54,6 +54,8 @@ Tell = Callable[[int, Message], None]
 
 WINDOW_SLICES = 3
 OUTGOING_SLICES = 8
+AHEAD = 2
+"""pieces under way for each thread: one is worked on, the next one waits, so that no thread waits for the event loop"""
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +267,7 @@ class ReducePlane:
             attempt.planned
             and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
-            and attempt.running < self._cuts.threads
+            and attempt.running < AHEAD * self._cuts.threads
             and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):

@@ -108,23 +108,22 @@ class Stage:
         *options: str,
         job_dir: Path | None = None,
         env: dict[str, str] | None = None,
-        url: str = "",
+        join: str = "",
     ) -> Worker:
-        """Start a host. ``url``: where it dials, when that is not the controller itself."""
+        """Start a host that joins the controller, or a relay-only host at ``join``."""
+        where = ("--devices", devices, "--job-dir", str(job_dir or self.job_dir))
+        return self._start(name, join or self.url, *where, *options, env=env)
+
+    def relay(self, name: str, *options: str, join: str = "") -> tuple[Worker, str]:
+        """Start a relay-only host; the address at which others join through it."""
+        worker = self._start(name, join or self.url, "--relay-only", "--listen", "127.0.0.1:0", *options)
+        found = wait_for(lambda: re.search(r"join here, port (\d+)", worker.output()), f"{name} to listen")
+        return worker, f"http://127.0.0.1:{found.group(1)}"
+
+    def _start(self, name: str, join: str, *options: str, env: dict[str, str] | None = None) -> Worker:
         log = self.tmp / f"{name}-{len(self.workers)}.log"
         token = self.data_dir / "join.token"
-        command = [
-            sys.executable,
-            "-m",
-            "worker",
-            "--join",
-            url or self.url,
-            "--token-file",
-            str(token),
-            "--name",
-            name,
-        ]
-        command += ["--devices", devices, "--job-dir", str(job_dir or self.job_dir), *options]
+        command = [sys.executable, "-m", "worker", "--join", join, "--token-file", str(token), "--name", name, *options]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command, cwd=self.tmp, env=environment() | (env or {}), stdout=out, stderr=out, stdin=subprocess.DEVNULL

@@ -20,7 +20,7 @@ def behind_proxies(marchline: Stage, stack: ExitStack, run: int, hosts: int) -> 
     proxies = {}
     for number in range(hosts):
         proxy = stack.enter_context(proxied(marchline.url))
-        marchline.worker(f"host-{number}", "cpu:1", "--stream-data", "--run", str(run), url=proxy.url)
+        marchline.worker(f"host-{number}", "cpu:1", "--stream-data", "--run", str(run), join=proxy.url)
         proxies[f"host-{number}"] = proxy
     marchline.started(run, hosts)
     view = marchline.until(run, lambda view: view["round"] >= 1, "a round with everybody")
