@@ -12,9 +12,10 @@
                          one that dials in later
     at T start | stop | abort | extend SECONDS | turn_away HOST
                          the operator acts
-    at T kill RANK [SIGNAL] | unplug NAME | freeze NAME | relay NAME | poison NAME | deaf RANK | quit RANK
-                         what may go wrong; poison: its next contribution is refused; deaf: a loader hangs; quit: the
-                         process takes its leave unasked
+    at T kill RANK [SIGNAL] | unplug NAME | freeze NAME | relay NAME | poison NAME | nan RANK [BATCHES] | deaf RANK |
+         quit RANK
+                         what may go wrong; poison: its next contribution is refused; nan: so many of its next batches
+                         make its parameters NaN; deaf: a loader hangs; quit: the process takes its leave unasked
     at T speed RANK MS | pause RANK SECONDS | lr VALUE | lag SECONDS
                          what may change; lag: the controller itself was away for so long
     when open|commit ROUND ACT ...
@@ -277,7 +278,7 @@ def _converted(kind: str, value: str) -> Any:
 # ------------------------------------------------------------------------------------------------------ acts
 
 OPERATOR = ("start", "stop", "abort", "extend", "turn_away")
-RANK_ACTS = ("kill", "quit", "deaf", "speed", "pause")
+RANK_ACTS = ("kill", "quit", "deaf", "nan", "speed", "pause")
 HOST_ACTS = ("unplug", "freeze", "relay", "poison")
 
 
@@ -307,12 +308,14 @@ def _to_host(strike: Callable[[Theatre, str], object]) -> Callable[[Script, Thea
     return perform
 
 
-def _to_rank(strike: Callable[..., object], *kinds: type) -> Callable[[Script, Theatre, list[str]], object]:
+def _to_rank(
+    strike: Callable[..., object], *kinds: type, strict: bool = True
+) -> Callable[[Script, Theatre, list[str]], object]:
     def perform(script: Script, play: Theatre, arguments: list[str]) -> object:
         rank, *values = arguments
         if not _lives(play, int(rank)):
             return None
-        return strike(play, int(rank), *(kind(value) for kind, value in zip(kinds, values, strict=True)))
+        return strike(play, int(rank), *(kind(value) for kind, value in zip(kinds, values, strict=strict)))
 
     return perform
 
@@ -343,6 +346,7 @@ ACTS: dict[str, Callable[[Script, Theatre, list[str]], object]] = {
     "freeze": _to_host(Theatre.freeze),
     "relay": _to_host(Theatre.lose_relay),
     "poison": _to_host(Theatre.poison),
+    "nan": _to_rank(Theatre.spoil, int, strict=False),
     "deaf": _to_rank(Theatre.deafen),
     "quit": _to_rank(Theatre.quit),
     "speed": _to_rank(Theatre.set_speed, float),

@@ -216,7 +216,7 @@ class Theatre(Faults):
 
     def say(self, played: PlayedRank, message: Message, when: float) -> None:
         """The controller hears it at that moment, if the rank still lives."""
-        self.stage.at(when, self._heard, played, message, order=played.rank)
+        self.stage.at(played.in_order(when), self._heard, played, message, order=played.rank)
 
     def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
         """A rank's arena holds its contribution."""
@@ -251,6 +251,11 @@ class Theatre(Faults):
         """A rank is done with a batch."""
         for watcher in self.watchers:
             watcher.trained(played.rank, batch)
+
+    def restarted(self, played: PlayedRank, batches: list[Batch]) -> None:
+        """A rank whose contribution was refused starts anew."""
+        for watcher in self.watchers:
+            watcher.restarted(played.rank, batches)
 
     def exited(self, played: PlayedRank) -> None:
         """A rank's process ended as it was told to."""

@@ -13,6 +13,7 @@ from math import isfinite, sqrt
 import numpy as np
 import xxhash
 
+from wire import failpoints
 from wire.arithmetic import aligned
 from worker.arena_file import FloatArray
 from worker.write_back import WriteBack
@@ -69,6 +70,7 @@ class Adoption:
             for run in runs:
                 for start in range(run.start, run.stop, BLOCK_ELEMENTS):
                     self._take_block(run, start, min(start + BLOCK_ELEMENTS, run.stop), measured, ahead)
+                    failpoints.hit("rank.adopt.block", offset=start)
 
     def result(self) -> AdoptResult:
         """Norms and hash of all that was taken."""

@@ -6,6 +6,7 @@ The way back runs on a stream of its own, fenced by events on both sides, and is
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ class DeviceStaging:
 
     def __init__(self, host: Tensor, device: torch.device, *, overlap: bool) -> None:
         self._arena = host
-        self._pinned = _pinned(self, host)
+        self._pinned = host if register(self, host) else torch.empty_like(host, pin_memory=True)
         self._packed = torch.empty(host.numel(), dtype=torch.float32, device=device)
         self._incoming = torch.empty_like(self._packed) if overlap else self._packed
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -89,11 +90,13 @@ def _spans(residents: Sequence[Resident]) -> list[slice]:
     return spans
 
 
-def _pinned(owner: DeviceStaging, host: Tensor) -> Tensor:
-    """The arena itself, registered with the driver; where that does not work, a pinned copy of it."""
+def register(owner: DeviceStaging, host: Tensor) -> bool:
+    """Have the driver pin the arena's own memory for as long as ``owner`` lives; false where that does not work."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    if int(runtime.cudaHostRegister(host.data_ptr(), host.numel() * host.element_size(), 0)) == 0:
-        weakref.finalize(owner, runtime.cudaHostUnregister, host.data_ptr())
-        if host.is_pinned():
-            return host
-    return torch.empty_like(host, pin_memory=True)
+    answer = runtime.cudaHostRegister(host.data_ptr(), host.numel() * host.element_size(), 0)
+    if answer != runtime.cudaError.success:
+        with contextlib.suppress(RuntimeError):  # the driver keeps the error for the next launch; let it be this one
+            torch.zeros(1, device="cuda")
+        return False
+    weakref.finalize(owner, runtime.cudaHostUnregister, host.data_ptr())
+    return host.is_pinned()

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from wire import failpoints
 from wire.allocator import keep_freed_memory
 from wire.errors import ProtocolError
 from wire.messages import (
@@ -69,6 +71,7 @@ class Relay:
 
     def __init__(self, spec: RelaySpec) -> None:
         self._spec = spec
+        failpoints.identify(host=spec.host_id)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="data")
         self._fold = Fold(spec.ranks)
         self._uploads = Uploads(self._fold, spec.directory, self._pool)
@@ -94,6 +97,10 @@ class Relay:
                 self._downloads.apply(),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
             )
+        except failpoints.Cut:
+            for link in links:
+                link.abort()
+            raise
         except RunOver as over:
             logger.info("the run is over: %s", over)
             await self._ports.farewell(_FAREWELL_SECONDS)
@@ -173,8 +180,10 @@ class Relay:
 
     def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""
+        failpoints.hit("relay.commit.before", round=commit.round, attempt=commit.attempt)
         for rank in sorted(self._fold.live):
             self._ports.send(rank, commit)
+        failpoints.hit("relay.commit.after", round=commit.round, attempt=commit.attempt)
 
 
 async def _patiently(job: Coroutine[Any, Any, None]) -> None:
@@ -224,6 +233,7 @@ def main() -> int:
     """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last line."""
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
+    failpoints.arm_or_exit(os.environ)
     keep_freed_memory()
     try:
         asyncio.run(serve(read_spec(receive_orders())))

@@ -113,8 +113,10 @@ class ControllerLink:
         return kind(f"the {self.name} link to the controller ended: {reason or 'closed'} ({code})")
 
 
-async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
-    """Make both links, (control, data), within the one budget of ``spec.connect_seconds``.
+async def dial(
+    spec: RelaySpec, channels: tuple[Channel, ...] = (Channel.CONTROL, Channel.DATA)
+) -> tuple[ControllerLink, ...]:
+    """Make these links, in order, within the one budget of ``spec.connect_seconds``.
 
     Raises ``LinkRefused`` at once, ``LinkLost`` when the budget is spent.
     """
@@ -122,7 +124,7 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
     failures: list[str] = ["no answer"]
     try:
         async with asyncio.timeout(spec.connect_seconds):
-            for channel in (Channel.CONTROL, Channel.DATA):
+            for channel in channels:
                 links.append(await _until_connected(spec, channel, failures))
     except BaseException as error:
         for link in links:
@@ -131,7 +133,7 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
             raise
         text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {failures[-1]}"
         raise LinkLost(text) from error
-    return links[0], links[1]
+    return tuple(links)
 
 
 async def _until_connected(spec: RelaySpec, channel: Channel, failures: list[str]) -> ControllerLink:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from backend.core.vocabulary import Record
+from backend.core.vocabulary import Effect, Record, SendRelay
 from backend.core.work import Range
 from backend.core.world import World
-from wire.messages import ExitCause
+from wire.messages import DeclareDead, ExitCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,16 @@ class Casualty:
     def sentence(self, world: World) -> str:
         """Who died, where and how."""
         return f"{world.where(self.rank)} died: {self.how()}"
+
+
+def death_notices(casualty: Casualty, world: World) -> list[Effect]:
+    """Tell every relay that has a living rank, and that of a rank whose process did not end by itself."""
+    hosts = set(world.alive_by_host())
+    seat = world.hosts[world.ranks[casualty.rank].host]
+    if casualty.cause is None and seat.state != "lost":
+        hosts.add(seat.host)
+    notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(world))
+    return [SendRelay(host, notice) for host in sorted(hosts)]
 
 
 def death_records(

@@ -10,15 +10,16 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
-from backend.core.deaths import Casualty, death_records
+from backend.core.deaths import Casualty, death_notices, death_records
 from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.ending import Ending, stalled, trained
+from backend.core.ending import Ending, farewell, outcome, stalled
 from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, tolerance
 from backend.core.lookahead import training_for
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
+from backend.core.refusals import Refusals, refuse
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -31,10 +32,9 @@ from backend.core.vocabulary import (
     RoundFinished,
     SendHost,
     SendRank,
-    SendRelay,
 )
 from backend.core.world import HostSeat, World
-from wire.messages import DeclareDead, ExitCause, RunEnded, Shutdown, TensorSpec
+from wire.messages import ExitCause, RunEnded, Shutdown, TensorSpec
 
 LEAVING_SECONDS = 15.0
 """How long ranks may take to exit after a clean Shutdown before the run ends without them."""
@@ -67,6 +67,7 @@ class March:
         scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
         self.training = training_for(config, world, dataset_size, scheduler)
         self.cycle = Cycle(0, 0)
+        self.refusals = Refusals(config)
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
         self.checkpoints = CheckpointDesk(self.errands)
@@ -80,20 +81,25 @@ class March:
 
     def round_finished(self, event: RoundFinished, now: float) -> None:
         """The sum is complete: the samples behind it are accepted, and everybody adopts."""
-        claim = self.training.overclaim(event.steps) if event.round != INITIAL_ROUND else None
+        initial = event.round == INITIAL_ROUND
+        claim = self.cycle.overclaim(event) or (None if initial else self.training.overclaim(event.steps))
         if claim is not None:
             rank, reason = claim
             self.round_broken(RoundBroken(event.round, event.attempt, reason, self.world.ranks[rank].host), now)
             return
         commits = self.cycle.finished(event)
-        if commits and event.round != INITIAL_ROUND:
+        if commits and not initial:
             self.training.accept({rank: steps for rank, steps in event.steps.items() if steps > 0})
+            self.refusals.accepted(event.steps)
         self.out += commits
 
     def round_broken(self, event: RoundBroken, now: float) -> None:
-        """A contribution was refused: its host is lost; without a culprit the run cannot go on."""
+        """A contribution was refused: its host is lost, unless only its values are at fault (refusals.py); without a
+        culprit the run cannot go on."""
         current = self.cycle.open
         if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
+            return
+        if refuse(self, event, current, now):
             return
         if event.host is None:
             self.fail(f"Round {event.round} cannot be summed: {event.reason}", now)
@@ -145,6 +151,8 @@ class March:
             SendHost(seat.link, RunEnded(phase="failed", reason=told)),
             CloseLink(seat.link, reason),
         ]
+        if not seat.ranks:
+            self.event("relay_lost", f"{seat.name}, a relay without ranks, was lost: {reason}", "error")
         self.ranks_died([Casualty(rank, reason) for rank in seat.ranks], now)
 
     def ranks_died(self, casualties: list[Casualty], now: float) -> None:
@@ -240,7 +248,7 @@ class March:
         if self.training.worked():
             self.out += self.cycle.start(self.world.alive_by_host(), now)
         elif self.stopping:
-            self._end_after("done", f"Stopped by {self.stopping}", now)
+            self.end_after("done", f"Stopped by {self.stopping}", now)
         else:
             self.out += self.training.deal(now)
         return True
@@ -262,7 +270,7 @@ class March:
         self.started_at = now
         self._move("training", "every rank holds rank 0's parameters")
         for seat in self.world.hosts.values():
-            seat.state = "training"
+            seat.state = "training" if seat.state == "forming" else seat.state
         self.training.open_epoch(now)
         self.out += self.training.deal(now)
 
@@ -273,9 +281,9 @@ class March:
         if self.ending is not None:
             return  # deaths between the commit and the last acknowledgement ended the run: nothing is dealt any more
         if training.all_epochs_done:
-            self._end_after("done", trained(self.config.epochs), now)
+            self.end_after(*outcome(training, self.refusals.latest), now)
         elif self.stopping and training.may_stop():
-            self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
+            self.end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
         else:
             if training.pool is None:
                 training.open_epoch(now)
@@ -297,7 +305,8 @@ class March:
 
     # ------------------------------------------------------------------------------------------------ ending
 
-    def _end_after(self, phase: str, reason: str, now: float) -> None:
+    def end_after(self, phase: str, reason: str, now: float) -> None:
+        """End once the last consensus is scored and saved."""
         self.ending = Ending(phase=phase, reason=reason, deadline=now + self.config.stall_seconds)
         self.event("run_ending", f"{reason.removesuffix('.')}: scoring and saving the last consensus")
 
@@ -342,16 +351,8 @@ class March:
             self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
         for seat in self.world.hosts.values():
             if seat.state != "lost":
-                self.out += self._goodbye(seat, phase, reason)
+                self.out += farewell(seat, phase, reason)
         self.out.append(self.end)
-
-    def _goodbye(self, seat: HostSeat, phase: str, reason: str) -> list[Effect]:
-        seat.state = "left"
-        return [
-            Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
-            SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
-            CloseLink(seat.link, reason),
-        ]
 
     # ------------------------------------------------------------------------------------------------- parts
 
@@ -361,22 +362,22 @@ class March:
         row, records = death_records(casualty, self.world, last_round=max(closed, 0) - 1, returned=returned)
         self.deaths.append(row)
         self.out += records
-        notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(self.world))
-        self.out += [SendRelay(host, notice) for host in self.world.alive_by_host()]
+        self.out += death_notices(casualty, self.world)
 
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         verdict = tolerance(len(self.world.dead()), len(self.world.ranks), self.config.max_failure)
+        reason = verdict.reason + self.refusals.epitaph(dead)
         current = self.cycle.open
         if current is not None and current.finished is None and current.ranks & dead:
             why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
             hosts = self.world.alive_by_host()
-            self.out += self.cycle.abandon(verdict.reason) if verdict.stop else self.cycle.retry(hosts, why)
+            self.out += self.cycle.abandon(reason) if verdict.stop else self.cycle.retry(hosts, why)
         substitute = self.errands.rank()
         for rank in sorted(dead):
             self.out += self.evaluations.rank_died(rank, substitute)
             self.out += self.checkpoints.rank_died(rank, substitute, now)
         if verdict.stop and self.ending is None:
-            self._end_after("failed", verdict.reason, now)
+            self.end_after("failed", reason, now)
 
     def _stall_deadline(self) -> float | None:
         """When a round, or a window in which nobody finishes a batch, has lasted too long (design section 11)."""

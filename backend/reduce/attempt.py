@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from backend.core.vocabulary import OpenRound
 from backend.reduce.buffers import Buffer
 from backend.reduce.outer import OuterStep
-from backend.reduce.pieces import Mapped, Piece
+from backend.reduce.pieces import Culprit, Mapped, Piece
 from backend.reduce.shared import SharedArenas
 from wire import ranges
 from wire.arithmetic import FloatArray, reciprocal
@@ -29,6 +29,10 @@ class Settings:
     slice_elements: int
     mapped_elements: int
     threads: int
+    window_slices: int
+    """slices of one host's stream that are kept until they are summed"""
+    outgoing_slices: int
+    """slices of the update that are kept until the slowest link has been sent them"""
 
 
 def fold_order(opening: OpenRound) -> FoldOrder:
@@ -63,6 +67,8 @@ class Attempt:
     next_send: int = 0
     summed: dict[int, Values | None] = field(default_factory=dict)
     """by place in the plan: what is to be sent of each slice that is summed and not sent yet"""
+    culprits: list[Culprit] = field(default_factory=list)
+    """pieces without a usable result; no further one is begun"""
     running: int = 0
     bytes_up: int = 0
     bytes_down: int = 0

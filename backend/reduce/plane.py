@@ -9,7 +9,8 @@ expect, ``abort`` to forget it (design section 6; decision 0014; behaviour G10; 
 
 Memory is two arenas (the last consensus and the one that is being built), with an outer optimizer as many of its
 momentum; per streaming host at most ``window_slices`` slices, since the runtime awaits :meth:`ReducePlane.room` before
-it reads more from a host's data link; and the updates that the slowest link has not been sent yet, once for all hosts.
+it reads more from a host's data link; and, once for all hosts, at most ``outgoing_slices`` slices of the update that
+some link has not been sent yet.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from backend.core.vocabulary import NonFiniteValue, OpenRound, RoundBroken, RoundFinished
 from backend.reduce import pieces
+from backend.reduce.alive import Alive
 from backend.reduce.attempt import MAPPED_ELEMENTS, Attempt, Settings, fold_order
 from backend.reduce.ledger import Ledger
 from backend.reduce.outer import Nesterov
 from backend.reduce.pieces import Culprit
 from backend.reduce.shared import SharedArenas, SharedMemoryRefused
+from wire import failpoints
 from wire.arithmetic import FloatArray
 from wire.mass import is_realized
 from wire.messages import Contribution, Message, NonFinite, UpdateComing
@@ -48,7 +52,8 @@ Send = Callable[[int, ChunkHeader, memoryview], None]
 Tell = Callable[[int, Message], None]
 """queue a message to a host's data link"""
 
-WINDOW_SLICES = 4
+WINDOW_SLICES = 3
+OUTGOING_SLICES = 8
 AHEAD = 2
 """pieces under way for each thread: one is worked on, the next one waits, so that no thread waits for the event loop"""
 
@@ -62,7 +67,7 @@ class ReducePlane:
     ``broken`` report the end of an attempt; all four are called on the same thread, possibly from within a method of
     the plane. ``outer`` makes each round's update of the parameters a step of its own; buffers and the initial
     broadcast are taken as they are. ``tuning`` is for tests and benchmarks: ``slice_elements``, ``mapped_elements``,
-    ``window_slices``, ``threads``.
+    ``window_slices``, ``outgoing_slices``, ``threads``.
     """
 
     def __init__(
@@ -76,15 +81,9 @@ class ReducePlane:
         outer: Nesterov | None = None,
         tuning: Mapping[str, int] | None = None,
     ) -> None:
-        chosen = dict(tuning or {})
-        window = chosen.pop("window_slices", WINDOW_SLICES)
-        defaults = {
-            "slice_elements": SLICE_ELEMENTS,
-            "mapped_elements": MAPPED_ELEMENTS,
-            "threads": min(4, os.cpu_count() or 1),
-        }
-        self._cuts = Settings(**(defaults | chosen))
-        self._window = window * self._cuts.slice_elements
+        threads = min(4, os.cpu_count() or 1)
+        usual = Settings(SLICE_ELEMENTS, MAPPED_ELEMENTS, threads, WINDOW_SLICES, OUTGOING_SLICES)
+        self._cuts = replace(usual, **(tuning or {}))
         self._send = send
         self._tell = tell
         self._finished = finished
@@ -94,6 +93,7 @@ class ReducePlane:
         self._pool = ThreadPoolExecutor(self._cuts.threads, thread_name_prefix="reduce")
         self._open: Attempt | None = None
         self._shared: dict[int, SharedArenas] = {}
+        self._outgoing = Alive(self._sent_on)
         self._moved = asyncio.Event()
         self.ignored = 0
         """frames of another attempt, of a host that is not expected, or received before"""
@@ -190,6 +190,7 @@ class ReducePlane:
             self._break(str(refused), host)
             return
         self.ignored += not fresh
+        failpoints.hit("plane.contribution", host=host, round=contribution.round, attempt=contribution.attempt)
         if attempt.streams.declared and not attempt.planned:
             self._begin(attempt)
         self._advance(attempt)
@@ -259,10 +260,15 @@ class ReducePlane:
 
     def _advance(self, attempt: Attempt) -> None:
         """Start every sum whose slices are all here, a few at a time."""
+        if attempt.culprits and not attempt.running:  # the first one, whichever thread was quicker
+            self._break_for(attempt, min(attempt.culprits, key=lambda culprit: culprit.element))
+            return
         while (
             attempt.planned
+            and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
             and attempt.running < AHEAD * self._cuts.threads
+            and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
             cut = attempt.plan[attempt.next_sum]
@@ -296,10 +302,10 @@ class ReducePlane:
             return
         result = done.result()
         if isinstance(result, Culprit):
-            self._break_for(attempt, result)
-            return
-        if at is not None:
+            attempt.culprits.append(result)
+        elif at is not None:
             attempt.summed[at] = result
+            failpoints.hit("plane.summed", round=attempt.number[0], offset=attempt.plan[at].offset)
             self._send_summed(attempt)
         self._advance(attempt)
 
@@ -314,10 +320,17 @@ class ReducePlane:
                 continue
             encoding = section_encoding(cut.section, attempt.opening.encoding)
             header = ChunkHeader(chunk_round(round_), number, cut.section, cut.offset, cut.elements, encoding)
+            self._outgoing.add(values)
             payload = values.data.toreadonly()
             for host in attempt.listeners:
                 attempt.bytes_down += payload.nbytes
+                failpoints.hit("plane.chunk.down", host=host, round=round_, offset=cut.offset)
                 self._send(host, header, payload)
+
+    def _sent_on(self) -> None:
+        """A slice of some update is on its way to everybody, or dropped."""
+        if self._open is not None:
+            self._advance(self._open)
 
     def _close(self, attempt: Attempt) -> None:
         """Everything is summed and sent, or nobody worked: this is the consensus, and the round's end."""
@@ -329,6 +342,7 @@ class ReducePlane:
                 self._tell(host, coming)
             self._ledger.commit(attempt)
         self._wake()
+        failpoints.hit("plane.finished.before", round=opening.round)
         self._finished(
             RoundFinished(
                 round=opening.round,
@@ -342,6 +356,7 @@ class ReducePlane:
                 seconds=self._clock() - attempt.started,
             )
         )
+        failpoints.hit("plane.finished.after", round=opening.round)
 
     def _break_for(self, attempt: Attempt, bad: Culprit) -> None:
         section = Section.PARAMS if bad.element < attempt.opening.params_elements else Section.BUFFERS
@@ -369,7 +384,7 @@ class ReducePlane:
 
     def _has_room(self, host: int) -> bool:
         attempt = self._open
-        return attempt is None or attempt.streams.held(host) < self._window
+        return attempt is None or attempt.streams.held(host) < self._cuts.window_slices * self._cuts.slice_elements
 
     def _wake(self) -> None:
         self._moved.set()

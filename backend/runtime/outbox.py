@@ -113,6 +113,7 @@ class Outbox:
                     await self.peer.close(item.code, item.reason)
                     return
                 await self._write(item)
+                del item  # a chunk's memory is the round's: not held until the next one comes
         finally:
             self._over = self._over or "the link is over"
             self._items.clear()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from plane_kit import ELEMENTS, PARAMS, Bench, arenas, chunks, declared, oracle, share_of
+from plane_kit import ELEMENTS, PARAMS, Bench, arenas, chunks, declared, oracle, share_of, shared
 
 from backend.core.vocabulary import NonFiniteValue, RoundFinished
 from wire.arithmetic import F32, FloatArray
@@ -213,7 +214,7 @@ async def test_sums_of_an_aborted_attempt_cannot_touch_the_next() -> None:
 
 
 async def test_what_an_outbox_still_holds_of_an_aborted_attempt_is_not_overwritten() -> None:
-    bench, _ = await bench_of(0, 1)
+    bench, _ = await bench_of(0, 1, tuning={"outgoing_slices": 100})
     old, new = arenas(2)
     held: list[memoryview] = []
 
@@ -344,6 +345,27 @@ async def test_a_stream_that_is_not_finite_names_host_and_element() -> None:
     assert broken.non_finite == NonFiniteValue(1, PARAMS + 2, "inf"), "only one rank worked there"
 
 
+async def test_the_first_value_is_named_whichever_thread_is_quicker(tmp_path: Path) -> None:
+    """A large piece before a small one: the later one is done first, and is not what is named."""
+    base = np.zeros(1 << 20, F32)
+    sizes = {"params_elements": base.size - 1, "buffers_elements": 1}
+    for values in ({5: np.nan, base.size - 1: np.inf}, {base.size - 1: np.inf}):
+        bench = Bench({"mapped_elements": base.size, "threads": 2})
+        bench.plane.share(0, shared(tmp_path / str(len(values)), {0: base}))
+        bench.open({0: (0,)}, -1, **sizes)
+        bench.plane.contribution(0, declared({0: 1}, -1, **sizes))
+        await bench.finished()
+        bad = base.copy()
+        bad[list(values)] = list(values.values())
+        bench.plane.share(0, shared(tmp_path / str(len(values)), {0: bad}))
+        bench.open({0: (0,)}, 0, **sizes)
+        bench.plane.contribution(0, declared({0: 1}, 0, **sizes))
+        broken = await bench.broken()
+        assert broken.non_finite is not None
+        assert broken.non_finite.element == min(values)
+        bench.plane.close()
+
+
 async def test_opposite_infinities_do_not_hide() -> None:
     one, two = arenas(2)
     one[1], two[1] = -np.inf, np.inf
@@ -411,6 +433,53 @@ async def test_a_fast_host_waits_for_the_slow_one() -> None:
     await bench.finished()
     expected = oracle(base, {host: (declared({host: 1}), share) for host, share in enumerate(shares)})
     assert bench.hosts[0].new.tobytes() == expected.tobytes()
+
+
+async def test_sums_wait_for_a_link_that_is_slow_to_send() -> None:
+    """What is summed and not sent costs memory, once for all hosts; it goes on as soon as somebody lets go of it."""
+    bench, base = await bench_of(0, 1, tuning={"outgoing_slices": 3, "threads": 2})
+    (share,) = arenas(1)
+    queue: list[Any] = []
+    bench.plane._send = lambda *item: queue.append(item)
+    bench.open({0: (0,), 1: (1,)})
+    bench.plane.contribution(1, declared({1: 0}))
+    bench.plane.contribution(0, declared({0: 1}))
+    stream(bench, 0, share)
+    most = 0
+    while bench.results.empty():
+        await settle()
+        most = max(most, len(queue))
+        if queue:
+            bench.host(queue[0][0]).take(*queue.pop(0)[1:])
+    assert most == 2 * 3, "three slices, for two hosts each"
+    while queue:
+        bench.host(queue[0][0]).take(*queue.pop(0)[1:])
+    assert bench.hosts[0].new.tobytes() == bench.hosts[1].new.tobytes() == (base - share).tobytes()
+    await settle()
+    assert bench.plane._outgoing.count == 0
+
+
+async def test_an_abort_lets_go_of_what_was_not_sent() -> None:
+    bench, base = await bench_of(0, tuning={"outgoing_slices": 1})
+    first, second = arenas(2)
+    queue: list[Any] = []
+    send = bench.plane._send
+
+    def hold(*item: Any) -> None:
+        queue.append(item)
+        bench.heard.set()
+
+    bench.plane._send = hold
+    bench.heard.clear()
+    bench.open({0: (0,)})
+    bench.plane.contribution(0, declared({0: 1}))
+    stream(bench, 0, first)
+    await asyncio.wait_for(bench.heard.wait(), 10)
+    bench.plane.abort(0, 0, "somebody died")
+    queue.clear()
+    bench.plane._send = send
+    await whole_round(bench, second, 0, attempt=1)
+    assert bench.hosts[0].base.tobytes() == (base - second).tobytes()
 
 
 @pytest.mark.parametrize("ending", ["abort", "break", "close"])

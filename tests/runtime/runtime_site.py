@@ -228,7 +228,7 @@ class Link:
 
     @classmethod
     async def dial(cls, url: str, channel: Channel, secret: bytes, run_id: int = 0) -> Self:
-        socket = await websockets.connect(url, compression=None, max_size=None, ping_interval=None)
+        socket = await websockets.connect(url, compression=None, max_size=None, ping_interval=None, max_queue=2)
         link = cls(socket, Session.client(channel, secret, run_id=run_id))
         await socket.send(link.session.opening())
         return link
