@@ -162,8 +162,8 @@ const PATIENCE = [
 ];
 
 const CHECKPOINTS = [
-  integer("checkpoint_epochs", "Save every so many epochs", 1, "Training goes on while it is saved", AT_LEAST_1),
-  integer("checkpoint_rounds", "Save every so many rounds", undefined, "For long epochs; empty: only as above", {
+  integer("checkpoint_epochs", "Saving interval", 1, "Epochs between checkpoints; training goes on meanwhile", AT_LEAST_1),
+  integer("checkpoint_rounds", "Saving interval in rounds", undefined, "For long passes over the data; empty: only as above", {
     ...AT_LEAST_1,
     ...OPTIONAL,
   }),
