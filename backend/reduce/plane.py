@@ -121,6 +121,16 @@ class ReducePlane:
             raise ValueError("the outer momentum can be restored before the first round only")
         self._ledger.restore(momentum)
 
+    def restore_consensus(self, values: FloatArray) -> None:
+        """Start from a checkpoint: the initial broadcast brings this arena (f32, params then buffers), whatever ranks
+        send. The plane keeps it; call it before the first round is opened.
+
+        Raises ``ValueError`` once there is a round, or for what is no finite f32 vector.
+        """
+        if self._open is not None:
+            raise ValueError("the consensus can be restored before the first round only")
+        self._ledger.start_from(values)
+
     @property
     def waiting_for(self) -> dict[int, str]:
         """What the open attempt still misses, in words, by host; empty when none is open."""
@@ -153,6 +163,7 @@ class ReducePlane:
             built=built,
             outer=self._ledger.outer_step(built, opening.initial),
             started=self._clock(),
+            start=self._ledger.start(opening.initial),
         )
         self._wake()
 
