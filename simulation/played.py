@@ -7,7 +7,9 @@ value and a rank that adopted another one is found out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from backend.core.config import RunConfig
@@ -130,6 +132,11 @@ class PlayedRank:
         self._started_at = 0.0
         self._elapsed = 0.0
         self._stall = 0.0
+        self._known: set[tuple[int, int, int]] = set()
+        """chunks it was given since the last round: a plan may come twice"""
+        self.stopped = False
+        """its process stands still: what is to happen to it waits"""
+        self._backlog: list[Callable[[], None]] = []
         setting.meter.join(rank, pace.solo_ms)
 
     @property
@@ -143,12 +150,35 @@ class PlayedRank:
         self._alive = alive
 
     @property
-    def packed_batches(self) -> list[Batch]:
-        """Batches behind the contribution in its arena."""
-        return self._packed.batches if self._packed else []
+    def state(self) -> str:
+        """What its agent reads of it."""
+        if self._packed is not None and not self._setting.overlap:
+            return "reducing"
+        return "idle" if self._chunk is None else "working"
+
+    def stop(self) -> None:
+        """The process is stopped (SIGSTOP, or user code that holds it up); nobody is told."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """It runs again, and takes up what came meanwhile, in order."""
+        self.stopped = False
+        backlog, self._backlog = self._backlog, []
+        for act in backlog:
+            self.when_running(act)
+
+    def when_running(self, act: Callable[[], None]) -> None:
+        """Do this now or, while the process is stopped, once it runs again; never when it is dead."""
+        if self.stopped:
+            self._backlog.append(act)
+        elif self._alive:
+            act()
 
     def receive(self, message: Message) -> None:
         """Do what the controller says."""
+        if self.stopped:
+            self._backlog.append(partial(self.receive, message))
+            return
         setting = self._setting
         soon = setting.stage.now + self.host.line.latency_seconds
         match message:
@@ -162,7 +192,8 @@ class PlayedRank:
                 setting.say(self, LocalState(checkpoint=checkpoint, part=0, parts=1, data=b"local"), soon)
             case Shutdown():
                 setting.say(self, Exiting(steps=self.steps), soon)
-                setting.stage.after(LEAVING_SECONDS, setting.exited, self, order=self.rank)
+                leave = partial(self.when_running, partial(setting.exited, self))
+                setting.stage.after(LEAVING_SECONDS, leave, order=self.rank)
 
     def pause(self, seconds: float) -> None:
         """The device stands still: the batch at hand, or the next one, takes so much longer."""
@@ -173,6 +204,9 @@ class PlayedRank:
 
     def adopt(self, value: float | None) -> None:
         """The round is committed; ``value`` is its consensus, none when nobody worked."""
+        if self.stopped:
+            self._backlog.append(partial(self.adopt, value))
+            return
         if self._packed is None:
             return
         if self._chunk is not None and not self._halted:
@@ -184,8 +218,10 @@ class PlayedRank:
     # ------------------------------------------------------------------------------------------------- batches
 
     def _start(self, chunk: StartChunk) -> None:
-        if self.deaf:
+        known = (chunk.epoch, chunk.offset, chunk.size)
+        if self.deaf or known in self._known:
             return
+        self._known.add(known)
         if self._chunk is not None or (self._packed is not None and not self._setting.overlap):
             self._waiting.append(chunk)
         else:
@@ -209,6 +245,9 @@ class PlayedRank:
     def _batch_done(self, chunk: StartChunk, cost: BatchCost) -> None:
         setting = self._setting
         if not self._alive:
+            return
+        if self.stopped:
+            self._backlog.append(partial(self._batch_done, chunk, cost))
             return
         if self._stall:
             longer = self._stall * 1000
@@ -297,6 +336,7 @@ class PlayedRank:
         packed, setting = self._packed, self._setting
         assert packed is not None
         self._packed = self._result = None
+        self._known = {(chunk.epoch, chunk.offset, chunk.size) for chunk in (*self._waiting, self._chunk) if chunk}
         self.adopted = value
         if value is not None:
             self.w = self._written_back(value, packed.w)

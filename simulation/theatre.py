@@ -39,7 +39,7 @@ from simulation.faults import Faults
 from simulation.figures import Meter
 from simulation.pace import Pace
 from simulation.played import Batch, Packed, PlayedHost, PlayedRank
-from simulation.rounds import PlayedPlane
+from simulation.rounds import PlayedPlane, Sum
 from simulation.stage import Stage
 from simulation.watch import CoreTime, Watcher
 from wire.messages import (
@@ -54,6 +54,7 @@ from wire.messages import (
     ProbeReport,
     RankAssignment,
     RankExited,
+    RankProgress,
     RankReady,
     Reject,
     RequestParams,
@@ -161,7 +162,7 @@ class Theatre(Faults):
             "versions": VERSIONS,
             "emulate_ms_per_batch": emulate,
         } | hello
-        self.feed(HostSaid(host.link, Hello(**fields), address=_address(host)))
+        self.host_says(host, Hello(**fields))
         self.stage.after(self.config.heartbeat_seconds, self._beat, host)
         return host
 
@@ -175,10 +176,9 @@ class Theatre(Faults):
         if self._check:
             self.cohort.check()
         for effect in effects:
-            for watcher in self.watchers:
-                watcher.effect(now, effect)
-            if not self.intercept(effect):
-                self._acts[type(effect)](effect)
+            self._perform(effect)
+        for watcher in self.watchers:
+            watcher.handled(now, event, effects)
         return effects
 
     def operate(self, act: str, **arguments: Any) -> list[Refused]:
@@ -214,6 +214,14 @@ class Theatre(Faults):
 
     # ----------------------------------------------------------------------------------- what the ranks ask for
 
+    def host_says(self, host: PlayedHost, message: Message) -> None:
+        """The controller hears it from a host's agent."""
+        self.feed(HostSaid(host.link, message, _address(host)))
+
+    def progress(self, host: PlayedHost) -> list[RankProgress]:
+        """What the agent reads of its ranks."""
+        return []
+
     def say(self, played: PlayedRank, message: Message, when: float) -> None:
         """The controller hears it at that moment, if the rank still lives."""
         self.stage.at(when, self._heard, played, message, order=played.rank)
@@ -221,7 +229,7 @@ class Theatre(Faults):
     def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
         """A rank's arena holds its contribution."""
         if played.alive:
-            self.plane.contribute(played.rank, (request.round, request.attempt), packed.steps, packed.w)
+            self.plane.contribute(played.rank, (request.round, request.attempt), packed)
 
     def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
         """The consensus is adopted; the controller hears of it at that moment."""
@@ -256,9 +264,15 @@ class Theatre(Faults):
         """A rank's process ended as it was told to."""
         played.alive = False
         cause = ExitCause(code=0, clean=True, last_step=played.steps)
-        self.feed(HostSaid(played.host.link, RankExited(rank=played.rank, cause=cause)))
+        self.host_says(played.host, RankExited(rank=played.rank, cause=cause))
 
     # ------------------------------------------------------------------------------------------------- parts
+
+    def _perform(self, effect: Effect) -> None:
+        for watcher in self.watchers:
+            watcher.effect(self.stage.now, effect)
+        if not self.intercept(effect):
+            self._acts[type(effect)](effect)
 
     def _handle(self, event: Event, now: float) -> list[Effect]:
         stopwatch = self.core_time.stopwatch
@@ -283,7 +297,7 @@ class Theatre(Faults):
 
     def _beat(self, host: PlayedHost) -> None:
         if host.alive and self.end is None:
-            self.feed(HostSaid(host.link, HostHeartbeat(ranks=[])))
+            self.host_says(host, HostHeartbeat(ranks=self.progress(host)))
             self.stage.after(self.config.heartbeat_seconds, self._beat, host)
 
     def _heard(self, played: PlayedRank, message: Message) -> None:
@@ -303,10 +317,13 @@ class Theatre(Faults):
 
     def _to_host(self, effect: SendHost) -> None:
         host = self._host_of_link.get(effect.link)
-        if host is None or not host.alive:
-            return
-        host.told.append(effect.message)
-        match effect.message:
+        if host is not None and host.alive:
+            self.host_hears(host, effect.message)
+
+    def host_hears(self, host: PlayedHost, message: Message) -> None:
+        """An agent does what it is told."""
+        host.told.append(message)
+        match message:
             case JobOffer():
                 self.stage.after(host.line.latency_seconds, self._report, host)
             case Accept(host_id=number):
@@ -322,7 +339,7 @@ class Theatre(Faults):
         report = ProbeReport(
             job_hash="j", sources_hash="s", layout=self.layout, dataset_signature="d", dataset_size=self.samples
         )
-        self.feed(HostSaid(host.link, report, _address(host)))
+        self.host_says(host, report)
 
     def spawn(self, host: PlayedHost, assignments: list[RankAssignment]) -> None:
         """The host starts its processes."""
@@ -334,7 +351,11 @@ class Theatre(Faults):
             self.ranks[rank] = played
             ready = RankReady(layout_hash="L", params_elements=self._elements, buffers_elements=0)
             self.say(played, ready, self.stage.now + READY_SECONDS)
-        self.stage.after(RELAY_SECONDS, lambda: self.feed(RelayAttached(host.host)))
+        self.stage.after(RELAY_SECONDS, self.attach, host)
+
+    def attach(self, host: PlayedHost) -> None:
+        """Both links of the host's relay are up."""
+        self.feed(RelayAttached(host.host))
 
     @property
     def _elements(self) -> int:
@@ -347,18 +368,21 @@ class Theatre(Faults):
 
     def _to_relay(self, effect: SendRelay) -> None:
         message = effect.message
-        if not isinstance(message, RoundCommitted):
-            return
+        if isinstance(message, RoundCommitted):
+            result = self._committed(message)
+            for played in self._host_of_number[effect.host].ranks:
+                if played.alive:
+                    played.adopt(result.value)
+
+    def _committed(self, message: RoundCommitted) -> Sum:
+        """The sum behind a commit; whoever looks on hears of it once."""
         key = (message.round, message.attempt)
         result = self.plane.staged[key]
         if key != self._last_commit:
             self._last_commit = key
-            batches = {rank: self.ranks[rank].packed_batches for rank in result.steps}
             for watcher in self.watchers:
-                watcher.committed(message.round, result, batches)
-        for played in self._host_of_number[effect.host].ranks:
-            if played.alive:
-                played.adopt(result.value)
+                watcher.committed(message.round, result, result.batches)
+        return result
 
     def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
         error = self.checkpoint_error

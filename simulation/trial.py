@@ -6,10 +6,13 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulation.laws import Laws
 from simulation.oracle import Oracle
+from simulation.ordeal import Ordeal
 from simulation.script import Script
 from simulation.theatre import Theatre
 from simulation.transcript import Log, render
+from simulation.watch import Watcher
 
 HORIZON = 3000.0
 """virtual seconds in which every world must have ended"""
@@ -39,12 +42,12 @@ class Trial:
         return "\n".join([*lines, f"!!! {self.failure.sentence}"] if self.failure else lines) + "\n"
 
 
-def hold(script: Script) -> Trial:
-    """Play a world."""
+def hold(script: Script, *watchers: Watcher) -> Trial:
+    """Play a world; ``watchers`` look on. One over wires is held to all laws of an ordeal."""
     theatre = script.theatre()
     log = Log()
-    theatre.watchers.append(log)
-    oracle = Oracle(theatre)
+    theatre.watchers += [log, *watchers]
+    oracle = Laws(theatre) if isinstance(theatre, Ordeal) else Oracle(theatre)
     failure = None
     try:
         script.put_on(theatre)
