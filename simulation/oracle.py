@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.core.vocabulary import Effect, End, Event, OpenRound, RankSaid, Record, RoundFinished, SendRank, SendRelay
+from backend.core.vocabulary import (
+    Effect,
+    End,
+    Event,
+    OpenRound,
+    RankSaid,
+    Record,
+    Refused,
+    RoundFinished,
+    SendRank,
+    SendRelay,
+)
 from simulation.played import Batch
 from simulation.rounds import Sum
 from simulation.theatre import Theatre
@@ -50,7 +61,7 @@ class Oracle(Watcher):
             self._held.pop(event.rank, None)
 
     def effect(self, now: float, effect: Effect) -> None:
-        assert not self.ended, f"L14: {type(effect).__name__} after the end"
+        assert not self.ended or isinstance(effect, Refused), f"L14: {type(effect).__name__} after the end"
         match effect:
             case SendRank(rank=rank, message=message):
                 assert rank not in self.dead, f"L3: {type(message).__name__} for rank {rank}, which is dead"

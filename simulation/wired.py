@@ -20,6 +20,7 @@ from backend.core.vocabulary import (
     HostSaid,
     Lagged,
     LinkLost,
+    Operator,
     RankSaid,
     Record,
     RelayAttached,
@@ -29,12 +30,14 @@ from backend.core.vocabulary import (
     SendRank,
     SendRelay,
     StrangerRefused,
+    Tick,
     WriteCheckpoint,
 )
 from simulation.played import Packed, PlayedHost, PlayedRank
 from simulation.theatre import Theatre
 from simulation.wires import Ways, Wire
 from wire.messages import (
+    ChunkDone,
     DeclareDead,
     ExitCause,
     Message,
@@ -63,7 +66,8 @@ class Wired(Theatre):
         self.linger_seconds = 0.0
         """how long frames still come in on a link that the controller closed"""
         self.lost_plans: set[int] = set()
-        """ranks whose next chunk gets lost"""
+        """ranks whose next chunk gets lost, with all that is sent at the same moment"""
+        self._lost_at: dict[int, float] = {}
         self.double_plans: set[int] = set()
         """ranks whose next chunk comes twice"""
         self.silent_disk = False
@@ -145,6 +149,14 @@ class Wired(Theatre):
         else:
             self.feed(event)
 
+    def afterwards(self) -> None:
+        """The run is over, and not everybody knows: the operator acts, a rank reports, time passes."""
+        self.away_until, self.inbox = 0.0, deque()
+        self.feed(Operator("abort", {"by": "operator"}))
+        for rank in self.ranks:
+            self.feed(RankSaid(rank, ChunkDone(epoch=0, offset=0, size=1)))
+        self.feed(Tick())
+
     def stranger(self) -> None:
         """Somebody fails before authentication."""
         self.feed(StrangerRefused("10.9.9.9", "bad_mac", "it could not prove that it holds the token"))
@@ -210,13 +222,21 @@ class Wired(Theatre):
         played = self.ranks.get(rank)
         if played is None:
             return
-        copies = 1
-        if isinstance(message, StartChunk):
-            copies = 0 if rank in self.lost_plans else 1 + (rank in self.double_plans)
-            self.lost_plans.discard(rank)
-            self.double_plans.discard(rank)
-        for _ in range(copies):
+        for _ in range(self._copies(played) if isinstance(message, StartChunk) else 1):
             self.ways[played.host.name].control_down.carry(self.stage.now, self._rank_hears, played, message)
+
+    def _copies(self, played: PlayedRank) -> int:
+        """How often a chunk arrives. Where links keep their order, only what nothing follows can get lost alone."""
+        rank, now = played.rank, self.stage.now
+        if rank in self.lost_plans and played.state == "idle":
+            self.lost_plans.discard(rank)
+            self._lost_at[rank] = now
+        if self._lost_at.get(rank) == now:
+            return 0
+        if rank in self.double_plans:
+            self.double_plans.discard(rank)
+            return 2
+        return 1
 
     @staticmethod
     def _rank_hears(played: PlayedRank, message: Message) -> None:

@@ -122,13 +122,14 @@ class Cohort:
         """The earliest moment at which a ``Tick`` may change something; none once the run is over."""
         if self.ended:
             return None
-        rest = self.march.deadline() if self.march is not None else self.window.next_deadline()
+        rest = self.march.bounds.deadline() if self.march is not None else self.window.next_deadline()
         return min((at for at in (self.liveness.next_deadline(), rest) if at is not None), default=None)
 
     def check(self) -> None:
         """Assert every invariant; tests and the simulator call it after each event."""
-        self.window.check()
-        if self.march is not None:
+        if self.march is None:
+            self.window.check()
+        else:
             self.march.check()
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -303,6 +304,7 @@ class Cohort:
                 self._out += self.membership.stranger(event)
             case Lagged(seconds=seconds):
                 self._out += self.membership.lagged(seconds)
+                march.bounds.lagged(seconds)
             case Operator(act=act, arguments=arguments):
                 self._operate(march, act, arguments, now)
             case Tick():
@@ -342,7 +344,7 @@ class Cohort:
             case BatchDone() | ChunkDone() if training:
                 try:
                     if isinstance(message, ChunkDone):
-                        self._out += march.training.chunk_done(rank, message)
+                        self._out += march.training.chunk_done(rank, message, now)
                     else:
                         march.training.batch_done(rank, message, now)
                 except WorkError as error:
@@ -354,7 +356,7 @@ class Cohort:
                 if disagreement:
                     march.fail(f"The cohort could not form: {disagreement}", now)
             case EvalResult():
-                self._out += march.evaluations.result(rank, message)
+                march.evaluated(rank, message, now)
             case LocalState():
                 self._out += march.checkpoints.local_state(rank, message, now)
             case RankFailed():

@@ -6,6 +6,7 @@ F16).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,13 +60,16 @@ class _Open:
     rank: int | None
     asked_at: float
     parts: dict[int, bytes] = field(default_factory=dict)
+    tried: set[int] = field(default_factory=set)
 
 
 class CheckpointDesk:
     """One checkpoint at a time: collect the tensors that are not averaged, then have it written."""
 
-    def __init__(self, errands: Errands) -> None:
+    def __init__(self, errands: Errands, patience: float) -> None:
+        """``patience`` in seconds: how long a rank may take to hand over its tensors before another one is asked."""
         self._errands = errands
+        self._patience = patience
         self.number = 0
         self.written: list[dict[str, Any]] = []
         self._open: _Open | None = None
@@ -94,6 +98,25 @@ class CheckpointDesk:
             return []
         self._errands.paid("checkpoint", (now - current.asked_at) * 1000.0)
         return self._write(b"".join(current.parts[part] for part in range(message.parts)))
+
+    def next_deadline(self) -> float | None:
+        """When the rank that was asked has had its time; none while none is waited for."""
+        current = self._open
+        return None if current is None or current.rank is None else current.asked_at + self._patience
+
+    def overdue(self, now: float, alive: Iterable[int]) -> list[Effect]:
+        """A rank that lives and does not answer must not cost the checkpoint: the next one is asked, each once; when
+        none is left it is written without the tensors that only ranks have (behaviour F16)."""
+        due, current = self.next_deadline(), self._open
+        if due is None or now < due or current is None or current.rank is None:
+            return []
+        silent = current.rank
+        current.tried.add(silent)
+        substitute = next((rank for rank in alive if rank not in current.tried), None)
+        then = "its tensors are left out" if substitute is None else f"rank {substitute} is asked"
+        text = f"Rank {silent} did not hand over its tensors for checkpoint {self.number} in time: {then}"
+        row = {"kind": "checkpoint_late", "level": "warning", "text": text}
+        return [Record("events", row), *self.rank_died(silent, substitute, now)]
 
     def rank_died(self, rank: int, substitute: int | None, now: float) -> list[Effect]:
         """Ask another rank from the start."""

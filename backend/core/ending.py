@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from backend.core.cycle import OpenedRound
+from backend.core.desks import CheckpointDesk
+from backend.core.liveness import SaveReason
 from backend.core.world import World
 
 STEPS = ("scoring", "saving", "leaving", "over")
@@ -21,6 +23,8 @@ class Ending:
     phase: str
     """done or failed"""
     reason: str
+    save: SaveReason
+    """what the checkpoint on the way is for"""
     deadline: float
     step: str = "scoring"
 
@@ -28,6 +32,11 @@ class Ending:
         """Something on the way out failed: the run is not done, and the reason says which part."""
         self.phase = "failed"
         self.reason = f"{self.reason}, but {because}"
+
+    def next_deadline(self, desk: CheckpointDesk) -> float:
+        """When the step at hand is late, or the rank that is to hand over its tensors for the checkpoint."""
+        handed_over = desk.next_deadline() if self.step == "saving" else None
+        return self.deadline if handed_over is None else min(self.deadline, handed_over)
 
     def go(self, step: str, deadline: float) -> None:
         """On to a later step."""
@@ -40,12 +49,12 @@ def trained(epochs: int) -> str:
     return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"
 
 
-def stalled(opened: OpenedRound | None, world: World) -> tuple[str, str]:
-    """What did not happen in time, the round or a batch, and who is waited for."""
-    if opened is not None:
-        late = sorted(rank for rank in world.alive() if rank in opened.ranks and rank not in opened.acks)
-        what = f"ReduceStall: round {opened.round} did not close"
-    else:
-        late = [rank for rank in world.alive() if world.ranks[rank].state == "working"]
-        what = "TrainStall: no rank finished a batch"
-    return what, ", ".join(world.where(rank) for rank in late) or "nobody in particular"
+def stalled(opened: OpenedRound, world: World, seconds: float) -> str:
+    """Which round did not close in time, and who is waited for: whoever did not adopt it or, before it is summed, whose
+    own counter does not say that it takes part."""
+    late = [rank for rank in world.alive() if rank in opened.waiting]
+    if opened.finished is None:
+        absent = [rank for rank in late if (progress := world.ranks[rank].progress) and progress.state != "reducing"]
+        late = absent or late
+    who = ", ".join(world.where(rank) for rank in late) or "nobody in particular"
+    return f"round {opened.round} did not close within {seconds:g} s; waiting for {who}"

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from backend.core.bounds import Bounds
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
-from backend.core.deaths import Casualty, death_records
+from backend.core.deaths import Casualty, bury
 from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.ending import Ending, stalled, trained
+from backend.core.ending import Ending, trained
 from backend.core.errands import Errands
 from backend.core.forming import Forming
-from backend.core.liveness import Liveness, tolerance
+from backend.core.liveness import Liveness, SaveReason, tolerance
 from backend.core.lookahead import training_for
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
@@ -31,11 +32,12 @@ from backend.core.vocabulary import (
     RoundFinished,
     SendHost,
     SendRank,
-    SendRelay,
 )
 from backend.core.world import HostSeat, World
-from wire.messages import DeclareDead, ExitCause, RunEnded, Shutdown, TensorSpec
+from wire.messages import EvalResult, ExitCause, RunEnded, Shutdown, TensorSpec
 
+MAX_FAILED_ROUNDS = 3
+"""attempts of one round that may fail with nobody to blame"""
 LEAVING_SECONDS = 15.0
 """How long ranks may take to exit after a clean Shutdown before the run ends without them."""
 
@@ -69,7 +71,8 @@ class March:
         self.cycle = Cycle(0, 0)
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
-        self.checkpoints = CheckpointDesk(self.errands)
+        self.checkpoints = CheckpointDesk(self.errands, config.stall_seconds / 10)
+        self.bounds = Bounds(self)
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
@@ -91,20 +94,34 @@ class March:
         self.out += commits
 
     def round_broken(self, event: RoundBroken, now: float) -> None:
-        """A contribution was refused: its host is lost; without a culprit the run cannot go on."""
+        """A contribution was refused: its host is lost. Without a culprit the same ranks try again, a few times."""
         current = self.cycle.open
         if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
             return
-        if event.host is None:
-            self.fail(f"Round {event.round} cannot be summed: {event.reason}", now)
-        else:
+        if event.host is not None:
             self.lose_host(self.world.hosts[event.host], f"its contribution was refused: {event.reason}", now)
+            return
+        current.failures += 1
+        what = f"round {event.round} cannot be summed: {event.reason}"
+        self.event("round_failed", f"Attempt {event.attempt} of {what}", "error")
+        if current.failures < MAX_FAILED_ROUNDS:
+            self.out += self.cycle.retry(current.hosts, event.reason)
+        elif self.phase == "forming":
+            self.fail(f"The cohort could not form: {what}", now)
+        else:
+            what = f"{what}, {current.failures} times in a row"
+            self.save_and_stop(SaveReason.REPEATED_FAILURE, what, now)
 
     def checkpoint_written(self, event: CheckpointWritten) -> None:
         """The file is on disk, or the end gets worse."""
         self.out += self.checkpoints.done(event, position(self))
         if event.error and self.ending is not None:
             self.ending.worsen(f"its checkpoint could not be written: {event.error}")
+
+    def evaluated(self, rank: int, message: EvalResult, now: float) -> None:
+        """A rank scored the consensus, and is free for its batches again."""
+        self.out += self.evaluations.result(rank, message)
+        self.training.watch.back(rank, now)
 
     def stop(self, by: str) -> bool:
         """Finish the window, save, end. False when the run is ending already."""
@@ -153,13 +170,28 @@ class March:
         for casualty in casualties:
             self.world.remove(casualty.rank, "dead")
         for casualty in casualties:
-            self._bury(casualty)
+            self.out += bury(self, casualty)
         if not casualties or self.end is not None:
             return
         if self.phase == "forming":
             self.fail(f"The cohort could not form: {casualties[0].sentence(self.world)}", now)
             return
         self._carry_on_without({casualty.rank for casualty in casualties}, now)
+
+    def save_and_stop(self, why: SaveReason, what: str, now: float) -> None:
+        """End as failed, with the last consensus saved (behaviour J7). A committed round counts, whoever has not
+        adopted it; one that is not summed is dropped. Who hangs is not waited for: nobody is scored any more."""
+        reason = f"{why.label}: {what}"
+        if self.ending is not None:
+            self.ending.worsen(reason)
+        else:
+            self._end_after("failed", reason, why, now)
+        if self.cycle.phase == "committed":
+            self._close_round(now)
+        else:
+            self.out += self.cycle.abandon(reason)
+        if self.ending is not None:
+            self.ending.deadline = now
 
     def fail(self, reason: str, now: float, level: str = "error") -> None:
         """End now, without another round; whoever lives is told why."""
@@ -171,17 +203,9 @@ class March:
 
     def advance(self, now: float) -> None:
         """Move on as far as the state allows; each step may enable the next."""
-        self._watch(now)
+        self.bounds.watch(now)
         while self.end is None and self._step(now):
             pass
-
-    def deadline(self) -> float | None:
-        """When something must have happened."""
-        if self.phase == "forming":
-            return self.forming.deadline
-        if self.ending is not None:
-            return self.ending.deadline
-        return self._stall_deadline()
 
     @property
     def leaving(self) -> bool:
@@ -199,18 +223,6 @@ class March:
     def event(self, kind: str, text: str, level: str = "info", **data: Any) -> None:
         """Write down what an operator should be able to read later."""
         self.out.append(Record("events", {"kind": kind, "level": level, "text": text, "data": data}, durable=True))
-
-    def _watch(self, now: float) -> None:
-        for host in self.liveness.late(now):
-            self.lose_host(self.world.hosts[host], f"no sign of life for {self.liveness.timeout:g} s", now)
-        if self.end is not None:
-            return
-        if self.phase == "forming" and now >= self.forming.deadline:
-            waited = f"{self.config.forming_seconds:g} s"
-            self.fail(f"The cohort did not form within {waited}. {self.forming.missing()}", now)
-        stall = self._stall_deadline()
-        if stall is not None and now >= stall:
-            self._stalled(now)
 
     def _step(self, now: float) -> bool:
         """One step; whether it changed anything."""
@@ -240,7 +252,7 @@ class March:
         if self.training.worked():
             self.out += self.cycle.start(self.world.alive_by_host(), now)
         elif self.stopping:
-            self._end_after("done", f"Stopped by {self.stopping}", now)
+            self._end_after("done", f"Stopped by {self.stopping}", SaveReason.GRACEFUL_SHUTDOWN, now)
         else:
             self.out += self.training.deal(now)
         return True
@@ -271,11 +283,14 @@ class March:
         if training.epoch_done:
             self._close_epoch(round_number, now)
         if self.ending is not None:
-            return  # deaths between the commit and the last acknowledgement ended the run: nothing is dealt any more
+            # It began between the commit and the last acknowledgement: nothing is dealt, and its clock starts here.
+            self.ending.deadline = now + self.config.stall_seconds
+            return
         if training.all_epochs_done:
-            self._end_after("done", trained(self.config.epochs), now)
+            self._end_after("done", trained(self.config.epochs), SaveReason.GRACEFUL_SHUTDOWN, now)
         elif self.stopping and training.may_stop():
-            self._end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
+            why = f"Stopped by {self.stopping} after round {round_number}"
+            self._end_after("done", why, SaveReason.GRACEFUL_SHUTDOWN, now)
         else:
             if training.pool is None:
                 training.open_epoch(now)
@@ -288,7 +303,11 @@ class March:
         self.out.append(Record("runs", progress_row(self, round_number), durable=True))
         rank = self.errands.rank()
         if rank is not None:
-            self.out += self.evaluations.ask(epoch, rank)
+            self._send_to_score(epoch, rank)
+
+    def _send_to_score(self, epoch: int, rank: int) -> None:
+        self.training.watch.excuse(rank, self.errands.patience("evaluation", self.config.stall_seconds))
+        self.out += self.evaluations.ask(epoch, rank)
 
     def _slack_ahead(self) -> dict[int, float]:
         """ms that the next window will miss of a rank: the one that opens an epoch begins with an evaluation."""
@@ -297,9 +316,10 @@ class March:
 
     # ------------------------------------------------------------------------------------------------ ending
 
-    def _end_after(self, phase: str, reason: str, now: float) -> None:
-        self.ending = Ending(phase=phase, reason=reason, deadline=now + self.config.stall_seconds)
-        self.event("run_ending", f"{reason.removesuffix('.')}: scoring and saving the last consensus")
+    def _end_after(self, phase: str, reason: str, save: SaveReason, now: float) -> None:
+        self.ending = Ending(phase=phase, reason=reason, save=save, deadline=now + self.config.stall_seconds)
+        text = f"{reason.removesuffix('.')}: scoring and saving the last consensus"
+        self.event("run_ending", text, save_reason=save.label)
 
     def _step_ending(self, now: float) -> bool:
         ending = self.ending
@@ -313,6 +333,7 @@ class March:
                 self._save(ending.reason, now)
             return True
         if ending.step == "saving":
+            self.out += self.checkpoints.overdue(now, self.world.alive())
             if self.checkpoints.busy and not late:
                 return False
             if self.checkpoints.busy:
@@ -355,15 +376,6 @@ class March:
 
     # ------------------------------------------------------------------------------------------------- parts
 
-    def _bury(self, casualty: Casualty) -> None:
-        returned = self.training.rank_died(casualty.rank)
-        closed = self.cycle.next_round - (1 if self.cycle.open else 0)
-        row, records = death_records(casualty, self.world, last_round=max(closed, 0) - 1, returned=returned)
-        self.deaths.append(row)
-        self.out += records
-        notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(self.world))
-        self.out += [SendRelay(host, notice) for host in self.world.alive_by_host()]
-
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         verdict = tolerance(len(self.world.dead()), len(self.world.ranks), self.config.max_failure)
         current = self.cycle.open
@@ -376,20 +388,8 @@ class March:
             self.out += self.evaluations.rank_died(rank, substitute)
             self.out += self.checkpoints.rank_died(rank, substitute, now)
         if verdict.stop and self.ending is None:
-            self._end_after("failed", verdict.reason, now)
-
-    def _stall_deadline(self) -> float | None:
-        """When a round, or a window in which nobody finishes a batch, has lasted too long (design section 11)."""
-        if self.phase != "training" or self.ending is not None:
-            return None
-        if self.cycle.open is not None:
-            return self.cycle.open.opened_at + self.config.stall_seconds
-        window = self.training.window
-        return window.last_progress_at + self.config.stall_seconds if window else None
-
-    def _stalled(self, now: float) -> None:
-        what, waited = stalled(self.cycle.open, self.world)
-        self.fail(f"{what} within {self.config.stall_seconds:g} s; waiting for {waited}", now)
+            assert verdict.save_reason is not None
+            self._end_after("failed", f"{verdict.save_reason.label}: {verdict.reason}", verdict.save_reason, now)
 
     def _move(self, phase: str, reason: str) -> None:
         self.phase = phase

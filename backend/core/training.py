@@ -14,6 +14,7 @@ from backend.core.config import RunConfig
 from backend.core.cycle import OpenedRound
 from backend.core.review import Outcome, Review
 from backend.core.scheduling import Scheduler
+from backend.core.stalls import ProgressWatch
 from backend.core.timing import WindowLedger, WindowReport, delivered_capable
 from backend.core.vocabulary import Effect, Record, SendRank
 from backend.core.work import EpochPool, Range, WorkError, chunk_batches, window_plan
@@ -73,7 +74,6 @@ class Window:
     planned: dict[int, int]
     dealt: dict[int, int] = field(default_factory=dict)
     """batches handed out so far: a returned range can be shorter than the allotment, and is then followed by another"""
-    last_progress_at: float = 0.0
 
 
 class Training:
@@ -88,6 +88,7 @@ class Training:
         self.dataset_size = dataset_size
         self.scheduler = scheduler
         self.ledger = WindowLedger()
+        self.watch = ProgressWatch(config.stall_seconds)
         self.rates = Rates()
         self.pool: EpochPool | None = None
         self.window: Window | None = None
@@ -133,8 +134,8 @@ class Training:
         assert self.pool is not None
         alive = self.world.alive()
         plan = window_plan(self.pool, self.scheduler.counts, alive, forced=self.scheduler.forced)
-        self.window = Window(opened_at=now, planned=plan, last_progress_at=now)
-        chunks = [effect for rank in alive for effect in self._hand_out(rank)]
+        self.window = Window(opened_at=now, planned=plan)
+        chunks = [effect for rank in alive for effect in self._hand_out(rank, now)]
         assert chunks, f"epoch {self.pool.epoch} is not done, but there is nothing to deal"
         return chunks
 
@@ -145,16 +146,19 @@ class Training:
         seat.steps += 1
         seat.samples += message.samples
         seat.loss = message.loss
-        if self.window:
-            self.window.last_progress_at = now
+        self.watch.moved(rank, now)
 
-    def chunk_done(self, rank: int, message: ChunkDone) -> list[Effect]:
+    def chunk_done(self, rank: int, message: ChunkDone, now: float) -> list[Effect]:
         """The rank trained on all of its chunk; it gets another while its allotment is not used up. Raises
         ``WorkError`` when it had no such chunk."""
         if self.pool is None or message.epoch != self.pool.epoch:
             raise WorkError(f"epoch {message.epoch} is not being trained")
         self.pool.deliver(rank, message.offset, message.size)
-        return self._hand_out(rank)
+        return self._hand_out(rank, now)
+
+    def issue_again(self, rank: int) -> list[Effect]:
+        """Send the rank what it holds once more. It knows a chunk that it has, so that nothing is trained twice."""
+        return [SendRank(rank, self._start(chunk)) for chunk in self._outstanding(rank)]
 
     def window_finished(self) -> bool:
         """Nobody alive has a chunk in flight: the window is over, and its round may open if somebody worked."""
@@ -191,6 +195,7 @@ class Training:
         its work."""
         self.ledger.drop(rank)
         self.scheduler.drop(rank)
+        self.watch.forget(rank)
         return self.pool.forfeit(rank) if self.pool else []
 
     def close_round(self, opened: OpenedRound, slack_ms: Mapping[int, float], now: float) -> list[Effect]:
@@ -256,12 +261,20 @@ class Training:
         self.pool.check()
         for rank in self.world.dead():
             assert not self.pool.in_flight(rank), f"dead rank {rank} still holds a chunk"
+        for rank in self.world.alive():
+            assert self.watch.working(rank) == self._has_work(rank), f"rank {rank} has unwatched work"
         self.scheduler.check()
 
     def _record(self, rank: int, message: BatchDone) -> None:
         self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
 
-    def _hand_out(self, rank: int) -> list[Effect]:
+    def _has_work(self, rank: int) -> bool:
+        return self.pool is not None and self.pool.in_flight(rank)
+
+    def _outstanding(self, rank: int) -> list[Range]:
+        return self.pool.in_flight_ranges(rank) if self.pool else []
+
+    def _hand_out(self, rank: int, now: float) -> list[Effect]:
         assert self.pool is not None and self.window is not None
         window = self.window
         taken = window.dealt.get(rank, 0)
@@ -269,9 +282,14 @@ class Training:
         chunk = self.pool.take(batches, rank)
         self.world.ranks[rank].state = "working" if chunk else "idle"
         if chunk is None:
+            self.watch.rests(rank)
             return []
         window.dealt[rank] = taken + self._batches(chunk)
+        self.watch.begins(rank, now, self._expected_seconds(rank, self._batches(chunk)))
         return [SendRank(rank, self._start(chunk))]
+
+    def _expected_seconds(self, rank: int, batches: int) -> float:
+        return batches * self.scheduler.smoothed(rank) / 1000.0
 
     def _batches(self, chunk: Range) -> int:
         return -(-chunk.size // self.config.batch_size)
