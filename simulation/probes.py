@@ -105,6 +105,8 @@ class Probes(Watcher):
         self._phase = "waiting"
         self._step = ""
         self._deaths = 0
+        self._waiting: set[int] = set()
+        self._now_acked: set[int] = set()
         self._furthest = (-1, -1)
         self._scored: set[int] = set()
 
@@ -120,6 +122,8 @@ class Probes(Watcher):
         if march is None or cohort.ended:
             return
         self._cycle, self._step = march.cycle.phase, march.ending.step if march.ending else ""
+        self._waiting = march.cycle.open.waiting.copy() if self._cycle == "committed" and march.cycle.open else set()
+        self._now_acked = {event.rank} if isinstance(event, RankSaid) else set()
         if isinstance(event, HostSaid):
             self._host_said(event.message)
             return
@@ -177,8 +181,10 @@ class Probes(Watcher):
         match effect:
             case Record(table="events", row=row):
                 self._noted(row["kind"])
-            case Record(table="rounds") if self._cycle == "committed" and isinstance(self._event, Tick):
-                self.hit("committed round counts without adoption")
+            case Record(table="rounds"):
+                march = self.play.cohort.march
+                if march is not None and any(map(march.world.lives, self._waiting - self._now_acked)):
+                    self.hit("committed round counts without adoption")
             case SendRank(message=StartChunk(epoch=epoch, offset=offset)):
                 self._dealt(epoch, offset)
             case SendRank(message=Evaluate(epoch=epoch)):

@@ -25,7 +25,6 @@ from backend.core.vocabulary import (
     Record,
     RelayAttached,
     RelayLost,
-    RoundFinished,
     SendHost,
     SendRank,
     SendRelay,
@@ -37,6 +36,7 @@ from simulation.played import Packed, PlayedHost, PlayedRank
 from simulation.theatre import Theatre
 from simulation.wires import Ways, Wire
 from wire.messages import (
+    Accept,
     ChunkDone,
     DeclareDead,
     ExitCause,
@@ -144,7 +144,7 @@ class Wired(Theatre):
         return None if deadline is None else max(deadline, self._grace_until, self.away_until)
 
     def _plane_says(self, event: Event) -> None:
-        if self.inbox_seconds and isinstance(event, RoundFinished):
+        if self.inbox_seconds:
             self.stage.after(self.inbox_seconds, self.feed, event)
         else:
             self.feed(event)
@@ -206,6 +206,8 @@ class Wired(Theatre):
     def _to_host(self, effect: SendHost) -> None:
         host = self._host_of_link.get(effect.link)
         if host is not None:
+            if isinstance(effect.message, Accept):
+                self._host_of_number[effect.message.host_id] = host
             self.ways[host.name].join_down.carry(self.stage.now, self.host_hears, host, effect.message)
 
     def host_hears(self, host: PlayedHost, message: Message) -> None:
