@@ -10,6 +10,7 @@ Besides those that ``script`` explains, these need ``run wires=1``:
     at T slow NAME join|control|data|down SECONDS
                                       what is sent that way arrives so much later: links overtake each other
     at T lose RANK | double RANK      its next chunk gets lost, or comes twice
+    at T curse EPOCH SAMPLE           whoever trains the batch that starts there dies
     at T spoil COUNT                  so many sums fail, and no host is to blame
     at T leave NAME | stranger        somebody ends an agent; somebody without the token dials in
     at T disk ok|full|silent          what becomes of checkpoints from now on
@@ -126,6 +127,7 @@ ACTS: dict[str, Perform] = {
     "hang": _to_rank(Ordeal.hang, float),
     "lose": _to_rank(lambda play, rank: play.lost_plans.add(rank)),
     "double": _to_rank(lambda play, rank: play.double_plans.add(rank)),
+    "curse": _on_wires(lambda play, epoch, offset: play.poison_batches.add((epoch, offset)), int, int),
     "spoil": _on_wires(_spoil, int),
     "disk": _on_wires(_disk, str),
     "stranger": _on_wires(Ordeal.stranger),

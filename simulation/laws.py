@@ -8,6 +8,7 @@ commit, the database knows what others were told (L13), and the run ends once, w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from backend.core.vocabulary import (
@@ -19,6 +20,7 @@ from backend.core.vocabulary import (
     LinkLost,
     OpenRound,
     RankSaid,
+    Record,
     RelayLost,
     RoundBroken,
     SendHost,
@@ -78,6 +80,9 @@ class Laws(Oracle):
         self._phase = play.cohort.phase
         self._open_attempt: tuple[int, int] | None = None
         self._opened_at = (0.0, 0.0)
+        self._stop_taken = False
+        self._after_stop = 0
+        """rounds opened since the operator asked the run to stop"""
         self._contributors: set[int] = set()
         self._acked: set[int] = set()
         self._heard: dict[int, tuple[float, float]] = {}
@@ -130,6 +135,8 @@ class Laws(Oracle):
                 self._open_attempt = (number, attempt)
                 if attempt == 0:
                     self._opened_at = (now, self.play.time_away)
+                    self._after_stop += self._stop_taken
+                    assert self._after_stop <= 1 or self.play.overlap, "the operator's stop is not obeyed"
                 self._contributors = {rank for ranks in effect.hosts.values() for rank in ranks}
                 self._acked.clear()
                 self._check_counts()
@@ -146,6 +153,8 @@ class Laws(Oracle):
                 self._admitted.add(link)
             case CloseLink(link=link):
                 self._admitted.discard(link)
+            case Record(table="events", row={"kind": "stop_requested"}):
+                self._stop_taken = True
 
     def handled(self, now: float, event: Event, effects: list[Effect]) -> None:
         play = self.play
@@ -184,6 +193,7 @@ class Laws(Oracle):
             missing = self._contributors - self._acked - self.dead
             late = self._waited(self._opened_at) >= self.play.config.stall_seconds - 1e-6
             assert not missing or late, f"round {row['round']} closed before {sorted(missing)} adopted it"
+            _finite(row)
 
     def _justify(self, rank: int, reason: str) -> None:
         """A death needs a cause that was really there."""
@@ -202,6 +212,9 @@ class Laws(Oracle):
         if "TrainStall" in reason:
             silent = self._waited(self._moved[rank])
             assert silent >= play.config.stall_seconds - 1e-6, f"L3: rank {rank} stalls after {silent} s"
+            played = play.ranks[rank]
+            hangs = not played.alive or played.stopped or played.deaf or played.state != "idle"
+            assert hangs or play.ways[host.name].barred, f"H1: rank {rank} counts as hanging, but never had its plan"
             return
         silent = self._waited(self._heard[host.link])
         assert silent >= timeout - 1e-6, f"L3: rank {rank} dies by {event} ({reason}), heard {silent} s ago"
@@ -271,3 +284,9 @@ class Laws(Oracle):
                     assert ended == [message.phase], f"L13: {host.name} was told {message}, on record is {ended}"
         dead = {record.row["rank"] for record in known if record.table == "deaths"}
         assert dead == self.dead, f"L13: {sorted(self.dead)} died, {sorted(dead)} are on record"
+
+
+def _finite(row: dict[str, Any]) -> None:
+    for name, value in row.items():
+        for number in value.values() if isinstance(value, dict) else (value,):
+            assert not isinstance(number, float) or math.isfinite(number), f"{name} of a round is {value}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulation.played import PlayedHost, PlayedRank
+from simulation.played import Batch, PlayedHost, PlayedRank
 from simulation.wired import NOTICE_SECONDS, Wired
 from simulation.wires import Wire
 from wire.messages import Leaving
@@ -10,6 +10,12 @@ from wire.messages import Leaving
 
 class Ordeal(Wired):
     """A script's acts call these. Names are hosts', numbers ranks'; without seconds it is for good."""
+
+    def survives(self, played: PlayedRank, batch: Batch) -> bool:
+        if batch[:2] not in self.poison_batches:
+            return True
+        self.kill(played.rank, 1, "", exception="ValueError", message=f"sample {batch[1]} is broken")
+        return False
 
     def quit(self, rank: int) -> None:
         self.struck.add(rank)

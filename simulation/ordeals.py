@@ -17,7 +17,7 @@ TIMEOUT, STALL = 3.0, 30.0
 MOST_BATCHES = 60
 CLASSES = (
     *("death", "death", "hang", "freeze", "cut", "link", "slow", "plan", "plane", "disk", "away", "crash"),
-    *("operator", "door", "speed"),
+    *("operator", "door", "speed", "data"),
 )
 
 
@@ -170,6 +170,12 @@ def _speed(dice: random.Random, script: Script, ranks: int) -> list[str]:
     return dice.choice([["pause", rank, _for(dice, 0.3, 5.0)], ["speed", rank, _for(dice, 5.0, 100.0, 400.0)]])
 
 
+def _data(dice: random.Random, script: Script, ranks: int) -> list[str]:
+    batch_size = int(script.run["batch_size"])
+    batches = -(-int(script.run["samples"]) // batch_size)
+    return ["curse", str(dice.choice([0, 0, 0, 1])), str(batch_size * dice.randrange(batches))]
+
+
 STRIKES: dict[str, Callable[[random.Random, Script, int], list[str]]] = {
     "death": _death,
     "hang": _hang,
@@ -185,4 +191,5 @@ STRIKES: dict[str, Callable[[random.Random, Script, int], list[str]]] = {
     "operator": _operator,
     "door": _at_the_door,
     "speed": _speed,
+    "data": _data,
 }

@@ -89,6 +89,10 @@ class Setting(Protocol):
         """The consensus is adopted; the controller hears of it at that moment."""
         ...
 
+    def survives(self, played: PlayedRank, batch: Batch) -> bool:
+        """Whether the rank comes through this batch."""
+        ...
+
     def trained(self, played: PlayedRank, batch: Batch) -> None:
         """A batch is done."""
         ...
@@ -258,6 +262,8 @@ class PlayedRank:
             return
         samples = min(setting.batch_size, chunk.offset + chunk.size - self._position)
         batch = (chunk.epoch, self._position, samples)
+        if not setting.survives(self, batch):
+            return
         self._position += samples
         self.w += 1
         self.steps += 1

@@ -88,6 +88,7 @@ NAMES = frozenset(
             "checkpoint late for the end",
         ),
         *("crash while a round is open", "crash while ending", "committed round counts without adoption"),
+        "end: a batch that kills",
         *("evaluation moves to another rank", "returned range dealt again", "end worsened", "leaving in vain"),
     }
 )
@@ -239,6 +240,8 @@ class Probes(Watcher):
         march = self.play.cohort.march
         if march is not None and self._step == "leaving" and march.world.alive():
             self.hit("leaving in vain")
+        if "over the same batch" in reason:
+            self.hit("end: a batch that kills")
         if ", but " in reason:
             self.hit("end worsened")
         if "not written in time" in reason:

@@ -255,8 +255,10 @@ class Theatre(Faults):
         adopted = played.adopted if self.overlap else played.w
         return "" if adopted is None else f"{adopted:.6f}"
 
+    def survives(self, played: PlayedRank, batch: Batch) -> bool:
+        return True
+
     def trained(self, played: PlayedRank, batch: Batch) -> None:
-        """A rank is done with a batch."""
         for watcher in self.watchers:
             watcher.trained(played.rank, batch)
 

@@ -70,6 +70,8 @@ class Wired(Theatre):
         self._lost_at: dict[int, float] = {}
         self.double_plans: set[int] = set()
         """ranks whose next chunk comes twice"""
+        self.poison_batches: set[tuple[int, int]] = set()
+        """epoch and first sample of batches that no rank survives"""
         self.silent_disk = False
         """checkpoints are neither written nor refused"""
         self.disk_trouble = False

@@ -38,6 +38,11 @@ class Wire:
         self._free_at = max(now, arrives)
         self._stage.at(self._free_at, self._arrive, act, arguments)
 
+    @property
+    def clogged(self) -> bool:
+        """Nothing passes now."""
+        return self._clogs > 0
+
     def clog(self) -> None:
         """Nothing passes until ``unclog`` was called as often."""
         self._clogs += 1
@@ -85,6 +90,11 @@ class Ways:
         """the agent gave up, or was told that the run is over"""
         self.deaf_since: float | None = None
         """nothing comes down since then"""
+
+    @property
+    def barred(self) -> bool:
+        """Something that is under way may not have arrived."""
+        return self.frozen or self.gone or any(wire.cut_off or wire.clogged for wire in (*self.up, *self.down))
 
     @property
     def up(self) -> tuple[Wire, ...]:

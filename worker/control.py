@@ -139,7 +139,8 @@ class Control:
         self.steps_since_round = 0
         self.chunk: StartChunk | None = None
         self._waiting: deque[StartChunk] = deque()
-        self._last_done: tuple[int, int, int] | None = None
+        self._done: set[tuple[int, int, int]] = set()
+        """chunks done since the last round: what that accepted is never issued again, what it refused may be"""
         self._snapshot: SnapshotReady | None = None
         self._packed_steps = 0
         self._last_round: int | None = None
@@ -177,13 +178,13 @@ class Control:
         if self.state is not State.WORKING or self.chunk is None:
             raise AssertionError(f"no chunk is in work while {self.state}")
         done = ChunkDone(epoch=self.chunk.epoch, offset=self.chunk.offset, size=self.chunk.size)
-        self._last_done = _range(self.chunk)
+        self._done.add(_range(self.chunk))
         self.chunk = None
         self.state = State.IDLE if self._snapshot is None else State.REDUCING
         return done, self._begin(self._waiting.popleft()) if self._waiting else []
 
     def _start(self, chunk: StartChunk) -> list[Action]:
-        known = {self._last_done, *(_range(queued) for queued in self._waiting)}
+        known = self._done | {_range(queued) for queued in self._waiting}
         if self.chunk is not None:
             known.add(_range(self.chunk))
         if _range(chunk) in known:
@@ -247,6 +248,7 @@ class Control:
         self.steps_since_round -= self._packed_steps  # what the round accepted, and nothing that came after it
         self._snapshot = None
         self._last_round = commit.round
+        self._done.clear()
         adopt = Adopt(
             commit.round,
             params=commit.realized,

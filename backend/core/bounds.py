@@ -58,7 +58,7 @@ class Bounds:
         """Act on every deadline that has passed."""
         march = self._march
         for host in march.liveness.late(now):
-            march.lose_host(march.world.hosts[host], f"no sign of life for {march.liveness.timeout:g} s", now)
+            march.losses.host(march.world.hosts[host], f"no sign of life for {march.liveness.timeout:g} s", now)
         if march.end is not None:
             return
         if march.phase == "forming":
@@ -113,6 +113,6 @@ class Bounds:
         size = len(march.world.ranks)
         after = tolerance(len(march.world.dead()) + len(ranks), size, march.config.max_failure)
         if moving and not after.stop:
-            march.ranks_died([Casualty(rank, f"TrainStall: {what}") for rank in ranks], now)
+            march.losses.ranks([Casualty(rank, f"TrainStall: {what}") for rank in ranks], now)
         else:
             march.save_and_stop(SaveReason.TRAIN_STALL, f"{what}; waiting for {who}", now)

@@ -16,7 +16,7 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty
-from backend.core.join_window import JoinWindow, can_move
+from backend.core.join_window import PROBE_SECONDS, JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
 from backend.core.membership import Membership
@@ -80,7 +80,8 @@ class Cohort:
     ) -> None:
         self.run_id = run_id
         self.config = config
-        self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash)
+        probe_seconds = max(PROBE_SECONDS, 4 * config.heartbeat_timeout_seconds)  # the scale of waits reaches it too
+        self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash, probe_seconds=probe_seconds)
         self.liveness = Liveness(config.heartbeat_timeout_seconds)
         self.membership = Membership(run_id, config, self.window, self.liveness, run_salt, run_secret or b"")
         self.march: March | None = None
@@ -295,11 +296,11 @@ class Cohort:
             case RelayAttached(host=host):
                 march.forming.relay_attached(host)
             case RelayLost(host=host, reason=reason):
-                march.lose_host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
+                march.losses.host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
             case LinkLost(link=link, reason=reason):
                 seat = march.world.host_of_link(link)
                 if seat is not None:
-                    march.lose_host(seat, f"the host's link was lost: {reason}", now)
+                    march.losses.host(seat, f"the host's link was lost: {reason}", now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
             case Lagged(seconds=seconds):
@@ -325,14 +326,14 @@ class Cohort:
                     if progress.rank in seat.ranks:
                         march.world.ranks[progress.rank].progress = progress
             case RankExited(rank=rank, cause=cause) if rank in seat.ranks:
-                march.rank_exited(rank, cause, now)
+                march.losses.exited(rank, cause, now)
             case RelayExited(cause=cause):
                 how = cause.message or cause.signal or f"exit code {cause.code}"
-                march.lose_host(seat, f"its relay ended: {how}", now)
+                march.losses.host(seat, f"its relay ended: {how}", now)
             case Leaving(reason=reason):
-                march.lose_host(seat, f"the host left: {reason}", now)
+                march.losses.host(seat, f"the host left: {reason}", now)
             case _:
-                march.lose_host(seat, f"it sent {type(message).__name__}, which has no place there", now)
+                march.losses.host(seat, f"it sent {type(message).__name__}, which has no place there", now)
 
     def _rank_said(self, march: March, rank: int, message: Message, now: float) -> None:  # noqa: C901 one match
         seat = march.world.ranks[rank]
@@ -348,7 +349,7 @@ class Cohort:
                     else:
                         march.training.batch_done(rank, message, now)
                 except WorkError as error:
-                    march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
+                    march.losses.ranks([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():
                 march.cycle.acknowledge(rank, message)
             case RankReady() if not training:
@@ -365,7 +366,7 @@ class Cohort:
                 pass  # what its exit means, its process' end will say
             case _:
                 what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
-                march.ranks_died([Casualty(rank, what)], now)
+                march.losses.ranks([Casualty(rank, what)], now)
 
     def _operate(self, march: March, act: str, arguments: dict[str, Any], now: float) -> None:
         by = str(arguments.get("by", "operator"))

@@ -190,6 +190,7 @@ class AsyncTraining(Training):
         while batches > 0 and (chunk := self.pool.take(batches, rank)) is not None:
             batches -= self._batches(chunk)
             self._chunks[rank].append(chunk)
+            self._handed[rank] += self._batches(chunk)
             effects.append(SendRank(rank, self._start(chunk)))
         if effects:
             undone = self._dealt(rank) - self.steps(rank)

@@ -11,20 +11,19 @@ from typing import Any
 from backend.core.bounds import Bounds
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
-from backend.core.deaths import Casualty, bury
 from backend.core.desks import CheckpointDesk, EvaluationDesk
 from backend.core.ending import Ending, trained
 from backend.core.errands import Errands
 from backend.core.forming import Forming
-from backend.core.liveness import Liveness, SaveReason, tolerance
+from backend.core.liveness import Liveness, SaveReason
 from backend.core.lookahead import training_for
+from backend.core.losses import Losses
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
     CheckpointWritten,
     CloseLink,
-    DropHost,
     Effect,
     End,
     Record,
@@ -34,12 +33,13 @@ from backend.core.vocabulary import (
     SendRank,
 )
 from backend.core.world import HostSeat, World
-from wire.messages import EvalResult, ExitCause, RunEnded, Shutdown, TensorSpec
+from wire.messages import EvalResult, RunEnded, Shutdown, TensorSpec
 
 MAX_FAILED_ROUNDS = 3
 """attempts of one round that may fail with nobody to blame"""
 LEAVING_SECONDS = 15.0
-"""How long ranks may take to exit after a clean Shutdown before the run ends without them."""
+"""How long ranks may take to exit after a clean Shutdown before the run ends without them; at least half a heartbeat
+timeout."""
 
 
 class March:
@@ -73,6 +73,7 @@ class March:
         self.evaluations = EvaluationDesk(self.errands)
         self.checkpoints = CheckpointDesk(self.errands, config.stall_seconds / 10)
         self.bounds = Bounds(self)
+        self.losses = Losses(self)
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
@@ -99,7 +100,7 @@ class March:
         if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
             return
         if event.host is not None:
-            self.lose_host(self.world.hosts[event.host], f"its contribution was refused: {event.reason}", now)
+            self.losses.host(self.world.hosts[event.host], f"its contribution was refused: {event.reason}", now)
             return
         current.failures += 1
         what = f"round {event.round} cannot be summed: {event.reason}"
@@ -132,52 +133,6 @@ class March:
         self.event("stop_requested", text, "warning")
         return True
 
-    def rank_exited(self, rank: int, cause: ExitCause, now: float) -> None:
-        """A rank's process ended: because it was told to, or it died, however politely."""
-        seat = self.world.ranks[rank]
-        seat.exit = cause
-        if not seat.alive:
-            return
-        if self.leaving:
-            self.world.remove(rank, "left")
-        else:
-            self.ranks_died([Casualty(rank, "its process ended", cause)], now)
-
-    def lose_host(self, seat: HostSeat, reason: str, now: float) -> None:
-        """The host is out, with every rank that it carried."""
-        if seat.state in ("left", "lost"):
-            return
-        self.liveness.remove(seat.host)
-        if self.leaving:
-            seat.state = "left"
-            for rank in seat.ranks:
-                if self.world.lives(rank):
-                    self.world.remove(rank, "left")
-            return
-        seat.state = "lost"
-        told = f"this host was declared lost: {reason}"
-        self.out += [
-            Record("hosts", {"host": seat.host, "state": "lost", "reason": reason}, durable=True),
-            DropHost(seat.host, reason),
-            SendHost(seat.link, RunEnded(phase="failed", reason=told)),
-            CloseLink(seat.link, reason),
-        ]
-        self.ranks_died([Casualty(rank, reason) for rank in seat.ranks], now)
-
-    def ranks_died(self, casualties: list[Casualty], now: float) -> None:
-        """Deaths of one cause are one step: all are marked before anybody is asked to do anything."""
-        casualties = [casualty for casualty in casualties if self.world.lives(casualty.rank)]
-        for casualty in casualties:
-            self.world.remove(casualty.rank, "dead")
-        for casualty in casualties:
-            self.out += bury(self, casualty)
-        if not casualties or self.end is not None:
-            return
-        if self.phase == "forming":
-            self.fail(f"The cohort could not form: {casualties[0].sentence(self.world)}", now)
-            return
-        self._carry_on_without({casualty.rank for casualty in casualties}, now)
-
     def save_and_stop(self, why: SaveReason, what: str, now: float) -> None:
         """End as failed, with the last consensus saved (behaviour J7). A committed round counts, whoever has not
         adopted it; one that is not summed is dropped. Who hangs is not waited for: nobody is scored any more."""
@@ -185,7 +140,7 @@ class March:
         if self.ending is not None:
             self.ending.worsen(reason)
         else:
-            self._end_after("failed", reason, why, now)
+            self.end_after("failed", reason, why, now)
         if self.cycle.phase == "committed":
             self._close_round(now)
         else:
@@ -219,6 +174,8 @@ class March:
         self.training.check()
         assert (self.end is not None) == (self.phase in ("done", "failed")), f"end {self.end} in phase {self.phase}"
         assert len(self.deaths) == len(self.world.dead()), "a death without its record"
+        waited = {rank for rank in self.evaluations.pending.values() if not self.world.lives(rank)}
+        assert not waited or self.end is not None, f"evaluations wait for the dead {waited}"
 
     def event(self, kind: str, text: str, level: str = "info", **data: Any) -> None:
         """Write down what an operator should be able to read later."""
@@ -252,7 +209,7 @@ class March:
         if self.training.worked():
             self.out += self.cycle.start(self.world.alive_by_host(), now)
         elif self.stopping:
-            self._end_after("done", f"Stopped by {self.stopping}", SaveReason.GRACEFUL_SHUTDOWN, now)
+            self.end_after("done", f"Stopped by {self.stopping}", SaveReason.GRACEFUL_SHUTDOWN, now)
         else:
             self.out += self.training.deal(now)
         return True
@@ -287,10 +244,10 @@ class March:
             self.ending.deadline = now + self.config.stall_seconds
             return
         if training.all_epochs_done:
-            self._end_after("done", trained(self.config.epochs), SaveReason.GRACEFUL_SHUTDOWN, now)
+            self.end_after("done", trained(self.config.epochs), SaveReason.GRACEFUL_SHUTDOWN, now)
         elif self.stopping and training.may_stop():
             why = f"Stopped by {self.stopping} after round {round_number}"
-            self._end_after("done", why, SaveReason.GRACEFUL_SHUTDOWN, now)
+            self.end_after("done", why, SaveReason.GRACEFUL_SHUTDOWN, now)
         else:
             if training.pool is None:
                 training.open_epoch(now)
@@ -316,7 +273,8 @@ class March:
 
     # ------------------------------------------------------------------------------------------------ ending
 
-    def _end_after(self, phase: str, reason: str, save: SaveReason, now: float) -> None:
+    def end_after(self, phase: str, reason: str, save: SaveReason, now: float) -> None:
+        """Begin to end: score, save, leave."""
         self.ending = Ending(phase=phase, reason=reason, save=save, deadline=now + self.config.stall_seconds)
         text = f"{reason.removesuffix('.')}: scoring and saving the last consensus"
         self.event("run_ending", text, save_reason=save.label)
@@ -338,7 +296,7 @@ class March:
                 return False
             if self.checkpoints.busy:
                 ending.worsen("its checkpoint was not written in time")
-            ending.go("leaving", now + LEAVING_SECONDS)
+            ending.go("leaving", now + max(LEAVING_SECONDS, self.config.heartbeat_timeout_seconds / 2))
             self.out += [SendRank(rank, Shutdown(reason=ending.reason)) for rank in self.world.alive()]
             return True
         if self.world.alive() and not late:
@@ -375,21 +333,6 @@ class March:
         ]
 
     # ------------------------------------------------------------------------------------------------- parts
-
-    def _carry_on_without(self, dead: set[int], now: float) -> None:
-        verdict = tolerance(len(self.world.dead()), len(self.world.ranks), self.config.max_failure)
-        current = self.cycle.open
-        if current is not None and current.finished is None and current.ranks & dead:
-            why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
-            hosts = self.world.alive_by_host()
-            self.out += self.cycle.abandon(verdict.reason) if verdict.stop else self.cycle.retry(hosts, why)
-        substitute = self.errands.rank()
-        for rank in sorted(dead):
-            self.out += self.evaluations.rank_died(rank, substitute)
-            self.out += self.checkpoints.rank_died(rank, substitute, now)
-        if verdict.stop and self.ending is None:
-            assert verdict.save_reason is not None
-            self._end_after("failed", f"{verdict.save_reason.label}: {verdict.reason}", verdict.save_reason, now)
 
     def _move(self, phase: str, reason: str) -> None:
         self.phase = phase

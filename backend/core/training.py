@@ -89,6 +89,8 @@ class Training:
         self.scheduler = scheduler
         self.ledger = WindowLedger()
         self.watch = ProgressWatch(config.stall_seconds)
+        self._handed = dict.fromkeys(world.ranks, 0)
+        """batches given to each rank so far, in all"""
         self.rates = Rates()
         self.pool: EpochPool | None = None
         self.window: Window | None = None
@@ -268,6 +270,18 @@ class Training:
     def _record(self, rank: int, message: BatchDone) -> None:
         self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
 
+    def at_work_on(self, rank: int, steps: int) -> tuple[int, int] | None:
+        """Epoch and first sample of the batch that a rank with so many steps behind it is in; none when it rests."""
+        left = self._handed[rank] - steps
+        starts = [
+            offset
+            for chunk in self._outstanding(rank)
+            for offset in range(chunk.offset, chunk.end, self.config.batch_size)
+        ]
+        if self.pool is None or not 0 < left <= len(starts):
+            return None
+        return self.pool.epoch, starts[len(starts) - left]
+
     def _has_work(self, rank: int) -> bool:
         return self.pool is not None and self.pool.in_flight(rank)
 
@@ -285,6 +299,7 @@ class Training:
             self.watch.rests(rank)
             return []
         window.dealt[rank] = taken + self._batches(chunk)
+        self._handed[rank] += self._batches(chunk)
         self.watch.begins(rank, now, self._expected_seconds(rank, self._batches(chunk)))
         return [SendRank(rank, self._start(chunk))]
 
