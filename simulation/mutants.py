@@ -403,6 +403,6 @@ def forgets_the_stop(real: Function) -> Function:
 SURVIVORS: dict[str, str] = {
     "times_with_nan": "no fault: the ledger leaves out what is not finite, and ElChe again",
     "believes_any_claim": "no played host claims work that it was not dealt; tests/core/test_lookahead.py has one",
-    "buries_the_stalled_anyway": "no fault of the laws: the limit of deaths ends the run in the same step, saved as well",
+    "buries_the_stalled_anyway": "no fault: the limit of deaths ends the run in the same step, and saved as well",
 }
 """by name: why no ordeal can find it"""

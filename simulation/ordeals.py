@@ -43,7 +43,7 @@ def draw(seed: int) -> Script:
         "forming_seconds": 20.0,
         "initial_anchor": dice.choice([1, 2, 5]),
         "dice": seed,
-        "inbox": dice.choice([0.0, 0.0, 0.001, 0.05]),
+        "inbox": dice.choice([0.0, 0.0, 0.001, 0.05, 0.3]),
         "linger": dice.choice([0.0, 0.5, 20.0]),
     }
     run |= dice.choice([{"reduce": 0.0}, {"reduce": 0.05}, {"reduce": 0.05}, {}])

@@ -105,8 +105,8 @@ def _show(seed: int) -> int:
 def _lines(tally: Tally, seconds: float) -> Iterable[str]:
     phases = ", ".join(f"{count} {phase}" for phase, count in tally.phases.most_common())
     yield (
-        f"{tally.seeds} ordeals with {tally.faults} faults, {tally.events} events and {tally.virtual_seconds / 3600:.1f} "
-        f"virtual hours in {seconds:.1f} s ({60 * tally.seeds / seconds:,.0f} a minute): no law broke ({phases})"
+        f"{tally.seeds} ordeals, {tally.faults} faults, {tally.events} events, {tally.virtual_seconds / 3600:.1f} virtual "
+        f"hours in {seconds:.1f} s ({60 * tally.seeds / seconds:,.0f} a minute): no law broke ({phases})"
     )
     yield f"{len(tally.probes)} sites reached" + (f"; missed: {', '.join(tally.missed)}" if tally.missed else "")
 
