@@ -76,7 +76,7 @@ NAMES = frozenset(
         *("death of a rank that does not progress", "death by silence", "death by a lost relay link"),
         *("death by a lost join link", "death by a refused contribution", "death of a process"),
         *("relay exits", "host leaves", "zombie refused", "zombie acknowledges", "zombie's chunk"),
-        *("clean exit after shutdown", "exit of a lost host's rank", "stale sum ignored", "stale failure ignored"),
+        *("clean exit after shutdown", "exit of a lost host's rank", "stale sum ignored"),
         *("attempt retried twice", "operator stop during round", "operator stop while forming"),
         *("operator abort during round", "abort after finish", "stop after stop", "late comer refused", "stranger"),
         *(

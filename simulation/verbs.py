@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from simulation.bugs import MUTANTS, SURVIVORS
 from simulation.campaign import Tally, campaign, play
-from simulation.mutants import MUTANTS, SURVIVORS, Mutant
+from simulation.mutants import Mutant
 from simulation.ordeals import draw
 from simulation.shrink import shrink_failure
 from simulation.trial import hold
@@ -105,8 +106,8 @@ def _show(seed: int) -> int:
 def _lines(tally: Tally, seconds: float) -> Iterable[str]:
     phases = ", ".join(f"{count} {phase}" for phase, count in tally.phases.most_common())
     yield (
-        f"{tally.seeds} ordeals, {tally.faults} faults, {tally.events} events, {tally.virtual_seconds / 3600:.1f} virtual "
-        f"hours in {seconds:.1f} s ({60 * tally.seeds / seconds:,.0f} a minute): no law broke ({phases})"
+        f"{tally.seeds} ordeals, {tally.faults} faults, {tally.events} events and {tally.virtual_seconds / 3600:.1f} "
+        f"virtual hours in {seconds:.1f} s ({60 * tally.seeds / seconds:,.0f} a minute): no law broke ({phases})"
     )
     yield f"{len(tally.probes)} sites reached" + (f"; missed: {', '.join(tally.missed)}" if tally.missed else "")
 

@@ -108,7 +108,7 @@ class Bounds:
         march = self._march
         who = ", ".join(march.world.where(rank) for rank in ranks)
         waited = march.training.watch.waited(ranks[0], now)
-        what = f"no batch within {waited:.0f} s, though the plan was issued again"
+        what = f"no batch within {waited:.0f} s"
         moving = [rank for rank in march.world.alive() if rank not in ranks]
         size = len(march.world.ranks)
         after = tolerance(len(march.world.dead()) + len(ranks), size, march.config.max_failure)

@@ -71,7 +71,7 @@ def test_errands_of_several_kinds_add_up():
 
 def test_the_desks_keep_the_account():
     errands = Errands(world(4), PACE.__getitem__)
-    scoring, saving = EvaluationDesk(errands), CheckpointDesk(errands)
+    scoring, saving = EvaluationDesk(errands), CheckpointDesk(errands, 30.0)
     scoring.ask(0, 1)
     scoring.result(2, EvalResult(epoch=0, metrics={}, elapsed_ms=9.0))  # nobody asked rank 2
     scoring.result(1, EvalResult(epoch=0, metrics={}, elapsed_ms=120.0, error="out of memory"))
