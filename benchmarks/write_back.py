@@ -94,7 +94,10 @@ class Classroom(Theatre):
         if packed.round >= 0 and played.adopted is not None:
             held = zip(self._parameters(played.rank), self._snapshots[played.rank], self._consensus, strict=True)
             for now, snapshot, consensus in held:
-                now.copy_(self._write_back.merge(now, snapshot, consensus) if ahead else consensus)
+                if ahead:
+                    self._write_back.merge(now, snapshot, consensus)
+                else:
+                    now.copy_(consensus)
             self.ahead += ahead
             self._held[played.rank].clear()
             self._hold(played)

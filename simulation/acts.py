@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Perform = Callable[["Script", Theatre, list[str]], object]
 
 OPERATOR = ("start", "stop", "abort", "extend", "turn_away", "change")
-RANK_ACTS = ("kill", "quit", "deaf", "speed", "pause", "hang", "lose", "double")
+RANK_ACTS = ("kill", "quit", "deaf", "nan", "speed", "pause", "hang", "lose", "double")
 HOST_ACTS = ("unplug", "freeze", "relay", "poison", "cut", "reset", "slow", "leave")
 
 
@@ -133,6 +133,7 @@ ACTS: dict[str, Perform] = {
     "stranger": _on_wires(Ordeal.stranger),
     "away": _on_wires(Ordeal.away, float),
     "crash": _on_wires(Ordeal.crash, int),
+    "nan": _to_rank(Theatre.spoil, int),
     "deaf": _to_rank(Theatre.deafen),
     "quit": _to_rank(lambda play, rank: play.quit(rank)),
     "speed": _to_rank(Theatre.set_speed, float),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from backend.core import bounds, deaths, losses, training
+from backend.core import march as march_module
 from backend.core.bounds import Bounds
 from backend.core.cohort import Cohort
 from backend.core.cycle import Cycle
@@ -322,9 +323,9 @@ def deals_while_it_ends(real: Function) -> Function:
     return after_round
 
 
-@mutant(March, "_goodbye", "hosts are not told that the run is over")
+@mutant(march_module, "farewell", "hosts are not told that the run is over")
 def says_no_goodbye(real: Function) -> Function:
-    return lambda self, seat, phase, reason: []
+    return lambda seat, phase, reason: []
 
 
 @mutant(March, "_finish", "the end is told before it is on record")

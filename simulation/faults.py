@@ -53,6 +53,10 @@ class Faults:
         """The reduce plane refuses what this host contributes next."""
         self.plane.poisoned.add(self.hosts[name].host)
 
+    def spoil(self, rank: int, batches: int = 1) -> None:
+        """So many of a rank's next batches make its parameters NaN."""
+        self.ranks[rank].spoiled = batches
+
     def deafen(self, rank: int) -> None:
         """A rank takes up no chunk any more."""
         self.ranks[rank].deaf = True

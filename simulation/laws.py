@@ -27,7 +27,7 @@ from backend.core.vocabulary import (
     SendRelay,
     Tick,
 )
-from simulation.oracle import COMMITTED, Oracle
+from simulation.oracle import COMMITTED, LOST, Oracle
 from simulation.ordeal import Ordeal
 from wire.messages import (
     Accept,
@@ -59,6 +59,8 @@ SAVED = (
     "All",
     "The epoch",
     "Stopped by",
+    "NonFinite",
+    "Not one sample",
 )
 """how the reasons of ends begin that leave a checkpoint"""
 BATCHED_SECONDS = 0.5
@@ -75,7 +77,7 @@ class Laws(Oracle):
         self._plans: dict[int, set[tuple[int, int, int]]] = {}
         """by rank: chunks that it was given and did not report as done"""
         self._now = 0.0
-        self._event: Event = Tick()
+        self._cause: Event = Tick()
         self._before: object = None
         self._phase = play.cohort.phase
         self._open_attempt: tuple[int, int] | None = None
@@ -98,7 +100,7 @@ class Laws(Oracle):
     def event(self, now: float, event: Event) -> None:
         super().event(now, event)
         play = self.play
-        self._now, self._event, self._before, self._exited = now, event, None, None
+        self._now, self._cause, self._before, self._exited = now, event, None, None
         march = play.cohort.march
         if isinstance(event, RankSaid):
             self._heard_rank(event)
@@ -181,8 +183,9 @@ class Laws(Oracle):
         if key in plans:
             return  # issued again
         super()._chunk(rank, chunk)
+        if not plans:  # with work in hand it is waited for since before
+            self._moved[rank] = (self._now, self.play.time_away)
         plans.add(key)
-        self._moved[rank] = (self._now, self.play.time_away)
 
     def _record(self, table: str, row: dict[str, Any]) -> None:
         super()._record(table, row)
@@ -197,7 +200,7 @@ class Laws(Oracle):
 
     def _justify(self, rank: int, reason: str) -> None:
         """A death needs a cause that was really there."""
-        play, event, march = self.play, self._event, self.play.cohort.march
+        play, event, march = self.play, self._cause, self.play.cohort.march
         assert march is not None
         host = march.world.hosts[march.world.ranks[rank].host]
         timeout = play.config.heartbeat_timeout_seconds
@@ -268,7 +271,7 @@ class Laws(Oracle):
         if pool is not None:
             where = self._dealt.get(pool.epoch, bytearray(play.samples))
             lost = {at for piece in pool.uncovered() for at in range(piece.offset, piece.end)}
-            kept = {at for at in range(play.samples) if where[at] == COMMITTED}
+            kept = {at for at in range(play.samples) if where[at] in (COMMITTED, LOST)}
             assert lost == set(range(play.samples)) - kept, "L2: what is accepted and what is lost is not the epoch"
 
     def _after_a_crash(self) -> None:

@@ -49,6 +49,7 @@ def draw(seed: int) -> Script:
     run |= dice.choice([{"reduce": 0.0}, {"reduce": 0.05}, {"reduce": 0.05}, {}])
     run |= dice.choice([{}, {}, {"max_failure": 2.0}, {"max_failure": 0.5}, {"max_failure": 0.0}])
     run |= dice.choice([{}, {"local": 1}])
+    run |= dice.choice([{}, {}, {"non_finite": "stop"}])
     if mode == "cpu_async":
         run |= dice.choice([{}, {}, {"max_overshoot": 0}])
     run |= _door(dice, ranks)
@@ -173,6 +174,8 @@ def _speed(dice: random.Random, script: Script, ranks: int) -> list[str]:
 def _data(dice: random.Random, script: Script, ranks: int) -> list[str]:
     batch_size = int(script.run["batch_size"])
     batches = -(-int(script.run["samples"]) // batch_size)
+    if dice.random() < 0.6:
+        return ["nan", str(dice.randrange(ranks)), str(dice.choice([1, 1, 3, 40]))]
     return ["curse", str(dice.choice([0, 0, 0, 1])), str(batch_size * dice.randrange(batches))]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import nan
 from typing import Any, Protocol
 
 from backend.core.config import RunConfig
@@ -54,6 +55,11 @@ class PlayedHost:
     told: list[Any] = field(default_factory=list)
     ranks: list[PlayedRank] = field(default_factory=list)
 
+    @property
+    def address(self) -> str:
+        """As the controller sees it."""
+        return f"10.0.{self.link >> 8}.{self.link & 255}"
+
 
 @dataclass(slots=True)
 class Packed:
@@ -97,6 +103,10 @@ class Setting(Protocol):
         """A batch is done."""
         ...
 
+    def restarted(self, played: PlayedRank, batches: list[Batch]) -> None:
+        """It starts anew from the consensus; these batches were done in vain."""
+        ...
+
     def exited(self, played: PlayedRank) -> None:
         """The process ended as it was told to."""
         ...
@@ -113,6 +123,8 @@ class PlayedRank:
         self.steps = 0
         self.seen: list[Batch] = []
         """batches it trained on, where the theatre keeps them"""
+        self.spoiled = 0
+        """so many of its next batches leave no number in ``w``"""
         self.deaf = False
         """it hears of no chunk any more: a loader that hangs"""
         self._setting = setting
@@ -128,6 +140,11 @@ class PlayedRank:
         """the consensus to adopt after the batch at hand"""
         self.adopted: float | None = None
         """the consensus of the last round; none when nobody had worked"""
+        self._base = 0.0
+        """the consensus of the last round in which somebody had worked"""
+        self._refused: list[Batch] | None = None
+        """batches behind what it packed and the round refused"""
+        self._said_until = 0.0
         self._halted = False
         """the round interrupted a chunk"""
         self._held_until = 0.0
@@ -199,6 +216,11 @@ class PlayedRank:
                 leave = partial(self.when_running, partial(setting.exited, self))
                 setting.stage.after(LEAVING_SECONDS, leave, order=self.rank)
 
+    def in_order(self, when: float) -> float:
+        """When a word arrives that would, on a free line, at this moment: none overtakes another."""
+        self._said_until = max(when, self._said_until)
+        return self._said_until
+
     def pause(self, seconds: float) -> None:
         """The device stands still: the batch at hand, or the next one, takes so much longer."""
         if self._chunk is not None and not self._halted:
@@ -265,7 +287,8 @@ class PlayedRank:
         if not setting.survives(self, batch):
             return
         self._position += samples
-        self.w += 1
+        self.w += nan if self.spoiled else 1
+        self.spoiled = max(0, self.spoiled - 1)
         self.steps += 1
         self._fresh.append(batch)
         setting.trained(self, batch)
@@ -319,6 +342,9 @@ class PlayedRank:
 
     def _request(self, request: RequestParams) -> None:
         if self._packed is not None and self._packed.round == request.round:
+            if request.excluded and self._refused is None:
+                self._refused = self._packed.batches
+                self._packed = replace(self._packed, batches=[], steps=0)
             self._hand_over(request, self._packed, 0.0)  # only the attempt is new
         elif self._chunk is not None and not self._halted:
             self._asked = (request, self._setting.stage.now)
@@ -344,7 +370,11 @@ class PlayedRank:
         self._packed = self._result = None
         self._known = {(chunk.epoch, chunk.offset, chunk.size) for chunk in (*self._waiting, self._chunk) if chunk}
         self.adopted = value
-        if value is not None:
+        self._base = self._base if value is None else value
+        if self._refused is not None:
+            setting.restarted(self, [*self._refused, *self._fresh])
+            self.w, self._fresh, self._refused = self._base, [], None
+        elif value is not None:
             self.w = self._written_back(value, packed.w)
         seconds = setting.cost.load_seconds
         self._spend(seconds)

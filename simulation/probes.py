@@ -36,6 +36,8 @@ EVENTS = {
     "checkpoint_failed": "checkpoint refused by the disk",
     "checkpoint_late": "tensors asked of another rank",
     "evaluation_failed": "evaluation failed",
+    "non_finite": "contribution not finite",
+    "rank_restarted": "rank starts anew",
     "round_failed": "sum failed with nobody to blame",
     "host_left": "member left the window",
     "host_refused": "host refused at the door",
@@ -57,6 +59,8 @@ ENDS = {
     "The cohort did not": "end: forming in vain",
     "Only": "end: quorum never met",
     "The quorum was met": "end: never started",
+    "NonFinite": "end: not finite",
+    "Not one sample": "end: nothing but values that are not finite",
     "controller stopped": "end: controller dies",
     "The epoch": "end: trained",
     "All ": "end: all epochs trained",
@@ -74,7 +78,12 @@ NAMES = frozenset(
         *DEATHS.values(),
         *("death in initial broadcast", "death while forming", "death while ending", "deaths at the same moment"),
         *("death of a rank that does not progress", "death by silence", "death by a lost relay link"),
-        *("death by a lost join link", "death by a refused contribution", "death of a process"),
+        *(
+            "death by values that are not finite",
+            "death by a lost join link",
+            "death by a refused contribution",
+            "death of a process",
+        ),
         *("relay exits", "host leaves", "zombie refused", "zombie acknowledges", "zombie's chunk"),
         *("clean exit after shutdown", "exit of a lost host's rank", "stale sum ignored"),
         *("attempt retried twice", "operator stop during round", "operator stop while forming"),
@@ -228,8 +237,8 @@ class Probes(Watcher):
                 self.hit("death by a lost join link")
             case RelayLost():
                 self.hit("death by a lost relay link")
-            case RoundBroken():
-                self.hit("death by a refused contribution")
+            case RoundBroken(non_finite=value):
+                self.hit("death by a refused contribution" if value is None else "death by values that are not finite")
             case _ if "TrainStall" in reason:
                 self.hit("death of a rank that does not progress")
             case _ if "no sign of life" in reason:

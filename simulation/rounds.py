@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 
 from backend.core.round_cost import Line, RoundCost
-from backend.core.vocabulary import AbortRound, Event, OpenRound, RoundBroken, RoundFinished
+from backend.core.vocabulary import AbortRound, Event, NonFiniteValue, OpenRound, RoundBroken, RoundFinished
 from simulation.played import Batch, Packed
 from simulation.stage import Stage
 from wire.mass import gamma_mass, is_realized, mover_mass
@@ -99,6 +100,12 @@ class PlayedPlane:
             self.poisoned.discard(culprit)
             self._feed(RoundBroken(*key, reason="its contribution is not finite", host=culprit))
             return
+        bad = self._not_finite(attempt)
+        if bad is not None:
+            host = next(host for host, ranks in opened.hosts.items() if bad in ranks)
+            what = NonFiniteValue(bad, 0, "nan")
+            self._feed(RoundBroken(*key, reason="a value is not finite", host=host, non_finite=what))
+            return
         if self.broken_sums:
             self.broken_sums -= 1
             self._feed(RoundBroken(*key, reason="slice 0 could not be summed: MemoryError()"))
@@ -122,10 +129,18 @@ class PlayedPlane:
             )
         )
 
+    @staticmethod
+    def _not_finite(attempt: _Attempt) -> int | None:
+        """The first rank, host by host, that contributes no number. Who did no work is never read."""
+        ranks = (rank for ranks in attempt.opened.hosts.values() for rank in ranks)
+        given = attempt.contributions
+        return next((rank for rank in ranks if given[rank].steps and not isfinite(given[rank].w)), None)
+
     def _sum(self, attempt: _Attempt) -> tuple[float, float | None]:
         gamma = 1.0 if attempt.opened.initial else self.gamma
         masses = {rank: gamma_mass(packed.steps, gamma) for rank, packed in attempt.contributions.items()}
         total = sum(masses.values())
         if not is_realized(total):
             return 0.0, None
-        return total, sum(masses[rank] * packed.w for rank, packed in attempt.contributions.items()) / total
+        given = attempt.contributions
+        return total, sum(masses[rank] * packed.w for rank, packed in given.items() if packed.steps) / total

@@ -151,7 +151,7 @@ class Theatre(Faults):
         self, name: str, *paces: float | Pace, line: Line | None = None, emulated: bool = False, **hello: Any
     ) -> PlayedHost:
         """A host dials in now with one device for each pace (a number is its ms a batch)."""
-        host = PlayedHost(name=name, link=next(self._links), paces=[_pace(pace) for pace in paces])
+        host = PlayedHost(name=name, link=next(self._links), paces=[Pace.of(pace) for pace in paces])
         host.line = line or host.line
         self.hosts[name] = self._host_of_link[host.link] = host
         devices = [Device(id=f"cpu:{index}", type="cpu") for index in range(len(paces))]
@@ -216,7 +216,7 @@ class Theatre(Faults):
 
     def host_says(self, host: PlayedHost, message: Message) -> None:
         """The controller hears it from a host's agent."""
-        self.feed(HostSaid(host.link, message, _address(host)))
+        self.feed(HostSaid(host.link, message, host.address))
 
     def progress(self, host: PlayedHost) -> list[RankProgress]:
         """What the agent reads of its ranks."""
@@ -224,7 +224,7 @@ class Theatre(Faults):
 
     def say(self, played: PlayedRank, message: Message, when: float) -> None:
         """The controller hears it at that moment, if the rank still lives."""
-        self.stage.at(when, self._heard, played, message, order=played.rank)
+        self.stage.at(played.in_order(when), self._heard, played, message, order=played.rank)
 
     def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
         """A rank's arena holds its contribution."""
@@ -261,6 +261,11 @@ class Theatre(Faults):
     def trained(self, played: PlayedRank, batch: Batch) -> None:
         for watcher in self.watchers:
             watcher.trained(played.rank, batch)
+
+    def restarted(self, played: PlayedRank, batches: list[Batch]) -> None:
+        """A rank whose contribution was refused starts anew."""
+        for watcher in self.watchers:
+            watcher.restarted(played.rank, batches)
 
     def exited(self, played: PlayedRank) -> None:
         """A rank's process ended as it was told to."""
@@ -390,11 +395,3 @@ class Theatre(Faults):
         error = self.checkpoint_error
         event = CheckpointWritten(effect.checkpoint, "" if error else "model.safetensors", 4, "00", error=error)
         self.stage.after(CHECKPOINT_SECONDS, lambda: self.feed(event))
-
-
-def _pace(pace: float | Pace) -> Pace:
-    return pace if isinstance(pace, Pace) else Pace(ms=float(pace))
-
-
-def _address(host: PlayedHost) -> str:
-    return f"10.0.{host.link >> 8}.{host.link & 255}"

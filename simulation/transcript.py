@@ -20,6 +20,8 @@ HIDDEN_FIELDS = frozenset(
         *("local_state", "manifest"),
     }
 )
+HIDDEN_WHEN_FALSE = frozenset({"relay_only", "excluded", "frozen", "encoding"})
+"""rare: worth a word only where they hold"""
 
 Entry = tuple[float, str, Event | Effect]
 """when, ``event`` or ``effect``, and which"""
@@ -86,6 +88,7 @@ def _effect(item: Any) -> str:
 
 def _words(values: dict[str, Any]) -> str:
     shown = {key: value for key, value in values.items() if key not in HIDDEN_FIELDS and value not in ("", None)}
+    shown = {key: value for key, value in shown.items() if value or key not in HIDDEN_WHEN_FALSE}
     return " ".join(f"{key}={_compact(value)}" for key, value in shown.items())
 
 

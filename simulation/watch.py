@@ -25,6 +25,9 @@ class Watcher:
     def trained(self, rank: int, batch: Batch) -> None:
         """A rank trained on a batch."""
 
+    def restarted(self, rank: int, batches: list[Batch]) -> None:
+        """A rank starts anew from the consensus; these batches, since the last round, were done in vain."""
+
     def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
         """A round is committed: its number, its sum, and the batches behind each rank's contribution."""
 

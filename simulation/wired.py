@@ -174,7 +174,7 @@ class Wired(Theatre):
 
     def _host_heard(self, host: PlayedHost, message: Message) -> None:
         if self.ways[host.name].join_open:
-            self.feed(HostSaid(host.link, message, f"10.0.0.{host.link}"))
+            self.feed(HostSaid(host.link, message, host.address))
 
     def progress(self, host: PlayedHost) -> list[RankProgress]:
         return [

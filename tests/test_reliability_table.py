@@ -1,4 +1,4 @@
-"""The fault catalogue in docs/reliability.md tells the truth: every fault has its row, and what the rows name exists."""
+"""The fault catalogue in docs/reliability.md tells the truth: every fault has its row, and what rows name exists."""
 
 from __future__ import annotations
 

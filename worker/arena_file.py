@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -57,16 +59,9 @@ class ArenaFile:
     def open(cls, path: Path, elements: int, *, writable: bool = False) -> ArenaFile:
         """Map a file that another process made. Raises ``ArenaError`` when it is missing or not ``4 *
         elements`` bytes long."""
-        flags = os.O_RDWR if writable else os.O_RDONLY
+        descriptor = _opened(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NOFOLLOW)
         try:
-            descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise ArenaError(f"{path} cannot be opened: {error.strerror}; did its owner make it?") from error
-        try:
-            found, size = os.fstat(descriptor).st_size, _size(elements)
-            if found != size:
-                text = f"{path} has {found} bytes, {elements} elements take {size}"
-                raise ArenaError(f"{text}; do both processes hold the same model?")
+            size = _checked_size(path, os.fstat(descriptor), elements)
             return cls(path, _mapped(descriptor, size, writable=writable))
         finally:
             os.close(descriptor)
@@ -79,6 +74,53 @@ class ArenaFile:
     def unlink(self) -> None:
         """Remove the name; memory is freed once the last process that maps it lets go. Idempotent."""
         self.path.unlink(missing_ok=True)
+
+
+class ConsensusFiles:
+    """The consensus files that a rank reads, mapped once each and read-only; the latest few are kept.
+
+    A path may lead through ``/proc/<pid>/fd`` into the controller's memory, where the number of a buffer that is gone
+    comes back for another one: it is the file that counts, not its name.
+    """
+
+    def __init__(self, elements: int, kept: int = 3) -> None:
+        self._elements = elements
+        self._kept = kept
+        self._mapped: OrderedDict[tuple[int, int], FloatArray] = OrderedDict()
+
+    def read(self, path: str) -> FloatArray:
+        """The file's content, (elements,), not writable. Raises ``ArenaError`` for anything but a regular file of this
+        user and the model's size."""
+        descriptor = _opened(Path(path), os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+                raise ArenaError(f"{path} is no regular file of this user, so it is no consensus")
+            size = _checked_size(Path(path), status, self._elements)
+            number = (status.st_dev, status.st_ino)
+            if number not in self._mapped:
+                self._mapped[number] = _mapped(descriptor, size, writable=False)
+            self._mapped.move_to_end(number)
+            while len(self._mapped) > self._kept:
+                self._mapped.popitem(last=False)
+            return self._mapped[number]
+        finally:
+            os.close(descriptor)
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        raise ArenaError(f"{path} cannot be opened: {error.strerror}; did its owner make it?") from error
+
+
+def _checked_size(path: Path, status: os.stat_result, elements: int) -> int:
+    found, size = status.st_size, _size(elements)
+    if found != size:
+        text = f"{path} has {found} bytes, {elements} elements take {size}"
+        raise ArenaError(f"{text}; do both processes hold the same model?")
+    return size
 
 
 def _size(elements: int) -> int:

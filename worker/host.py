@@ -53,12 +53,13 @@ class HostOrders:
     layout: tuple[TensorSpec, ...]
     job_dir: Path
     emulate_ms_per_batch: float | None
+    shared_memory: bool
 
     @property
     def needed_bytes(self) -> int:
-        """Shared memory for one arena a rank, and the consensus."""
+        """Shared memory for one arena a rank, the consensus, and the one that is being built."""
         elements = sum(prod(spec.shape) for spec in self.layout if spec.offset >= 0)
-        return 4 * elements * (len(self.formed.assignments) + 1) + _SPARE_BYTES
+        return 4 * elements * (len(self.formed.assignments) + 2) + _SPARE_BYTES
 
     def device(self, assignment: RankAssignment) -> LocalDevice:
         """The device that a rank was given. Raises ``DeviceError`` for one that this host did not offer."""
@@ -128,6 +129,7 @@ class Host:
             shm_dir=str(self._shared.path),
             heartbeat_seconds=orders.accept.heartbeat_seconds,
             heartbeat_timeout_seconds=orders.accept.heartbeat_timeout_seconds,
+            shared_memory=orders.shared_memory,
         )
         self._relay = await Child.spawn("relay", "worker.relay", line(spec), child_environment(os.environ))
         self._watchers.append(asyncio.create_task(self._watch_relay(self._relay)))

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import safetensors.torch
 
+from wire import failpoints
 from wire.messages import (
     BatchDone,
     EvalResult,
@@ -22,9 +24,11 @@ from wire.messages import (
     LocalState,
     Message,
     RankReady,
+    SnapshotReady,
     StartChunk,
     SyncAck,
 )
+from wire.ranges import Ranges
 from worker.arena import Arena
 from worker.control import (
     Action,
@@ -115,6 +119,7 @@ class TrainingLoop:
         self._batches: Iterator[tuple[Any, int]] = iter(())
         self._samples_left = 0
         self._global_step = 0
+        self._still: Ranges = []
         self._leave: Leave | None = None
 
     def run(self) -> Leave:
@@ -198,10 +203,11 @@ class TrainingLoop:
                 case Train(chunk):
                     self._begin_chunk(chunk)
                 case Pack(ready):
-                    self._pack(ready.mass, ready.mover_mass)
-                    self.link.send(ready)
+                    failpoints.identify(round=ready.round, attempt=ready.attempt)
+                    self._pack()
+                    self._declare(ready)
                 case Resend(ready):
-                    self.link.send(ready)
+                    self._declare(ready)
                 case Adopt():
                     self._adopt(action)
                 case Score(epoch):
@@ -225,22 +231,38 @@ class TrainingLoop:
 
     # ------------------------------------------------------------------------------------------ the round
 
-    def _pack(self, mass: float, mover_mass: float) -> None:
+    def _pack(self) -> None:
+        failpoints.hit("rank.pack")
         self._enter(State.REDUCING)
         now = self.clock()
         self._count_idle(now)
         self._times.requested_at = now
         self._times.wait_ms = self._times.idle_ms + (now - self._times.worked_until) * 1000
         self._times.idle_ms = 0.0
-        self.arena.pack(mass, mover_mass, keep=self.control.overlap)
+        self._still = self.arena.pack()
         packed = self._times.worked_until = self.clock()
         self._times.pack_ms = (packed - now) * 1000
 
+    def _declare(self, ready: SnapshotReady) -> None:
+        failpoints.identify(round=ready.round, attempt=ready.attempt)
+        failpoints.hit("rank.snapshot.before")
+        self.link.send(msgspec.structs.replace(ready, still=self._still))
+        failpoints.hit("rank.snapshot.after")
+
     def _adopt(self, order: Adopt) -> None:
+        failpoints.hit("rank.adopt", round=order.round)
         started = self.clock()
         self._count_idle(started)
         ahead = self.options.write_back if order.ahead else None
-        moved = self.arena.adopt(params=order.params, buffers=order.buffers, ahead=ahead)
+        moved = self.arena.adopt(
+            order.consensus,
+            params=order.params,
+            buffers=order.buffers,
+            ahead=ahead,
+            hashed=self.options.verify_consensus,
+        )
+        if order.restart:
+            self.trainer.restart()
         now = self.clock()
         load_ms = (now - started) * 1000
         since_request_ms = (now - self._times.requested_at) * 1000
@@ -249,7 +271,7 @@ class TrainingLoop:
             divergence=moved.divergence,
             pre_norm=moved.pre_norm,
             post_norm=moved.post_norm,
-            params_hash=self._hash(order) if self.options.verify_consensus else "",
+            params_hash=moved.consensus_hash,
             pack_ms=self._times.pack_ms,
             load_ms=load_ms,
             wait_ms=self._times.wait_ms,
@@ -258,12 +280,7 @@ class TrainingLoop:
         )
         self._rest()
         self.link.send(ack)
-
-    def _hash(self, order: Adopt) -> str:
-        """Of what all ranks must share: the replica or, where each may be ahead of it, the consensus itself."""
-        if self.control.overlap:
-            return self.arena.consensus_hash(params=order.params, buffers=order.buffers)
-        return self.arena.tensors_hash()
+        failpoints.hit("rank.ack.after", round=order.round)
 
     def _count_idle(self, now: float) -> None:
         """Where rounds and work overlap, waiting for work is spread over the window; elsewhere it ends in the round."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from wire import failpoints
+from wire.beats import Beats
 from wire.codes import CloseCode
 from wire.messages import (
     Accept,
@@ -28,6 +30,7 @@ from wire.messages import (
     Message,
     ProbeReport,
     RankExited,
+    RankProgress,
     Reject,
     RelayExited,
     RunEnded,
@@ -39,6 +42,7 @@ from worker.exits import ExitCode
 from worker.host import PATIENCE_SECONDS, Host, HostOrders
 from worker.join_link import JoinLink, LinkEnded, Target
 from worker.probing import PROBE_SECONDS, probe_job
+from worker.pulse import Pulse
 from worker.shared_dir import SharedDirError
 from worker.versions import host_versions
 
@@ -77,6 +81,9 @@ class Offer:
     job_dir: Path
     run: int | None = None
     emulate_ms_per_batch: float | None = None
+    relay_only: bool = False
+    stream_data: bool = False
+    """never share memory with a controller on this machine"""
 
     def hello(self) -> Hello:
         """It as the controller hears it."""
@@ -86,7 +93,27 @@ class Offer:
             versions=host_versions(),
             run=self.run,
             emulate_ms_per_batch=self.emulate_ms_per_batch,
+            relay_only=self.relay_only,
         )
+
+
+class Hosted(Protocol):
+    """What a host runs once the world formed: relay and ranks (``worker.host``), or the fold of a relay-only host."""
+
+    @property
+    def exits(self) -> asyncio.Queue[Message]: ...
+
+    @property
+    def failed_ranks(self) -> list[int]: ...
+
+    def progress(self) -> list[RankProgress]: ...
+
+    async def stop(self, patience_seconds: float = PATIENCE_SECONDS) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[HostOrders], Awaitable[Hosted]]
 
 
 class _Over(Exception):
@@ -100,14 +127,19 @@ class _Over(Exception):
 class Membership:
     """Lives from the first word on a link to its last. ``run`` may be cancelled: the host then says that it leaves."""
 
-    def __init__(self, link: JoinLink, target: Target, offer: Offer, waits: Waits) -> None:
+    def __init__(self, link: JoinLink, target: Target, offer: Offer, waits: Waits, start: Start = Host.start) -> None:
         self.link = link
         self.target = target
         self.offer = offer
         self.waits = waits
-        self.host: Host | None = None
+        self.host: Hosted | None = None
+        self.moved = Pulse()
+        """fired when this host is admitted"""
+        self._start = start
         self._hosting = asyncio.Event()
         self._hurry = False
+        self._beats: Beats | None = None
+        """the controller's, from Accept on"""
         self._layout: ProbeReport | None = None
         self._accept: Accept | None = None
 
@@ -132,6 +164,11 @@ class Membership:
             await self.link.close()
         raise AssertionError("a membership ends by being told so, or by losing its link")
 
+    @property
+    def run_id(self) -> int | None:
+        """The run that admitted this host."""
+        return None if self._accept is None else self._accept.run_id
+
     def kill(self) -> None:
         """End every child at once."""
         if self.host is not None:
@@ -149,6 +186,7 @@ class Membership:
                     await self.link.send(self._layout)
                 case Accept():
                     self._accept = message
+                    self.moved.fire()
                     return message
                 case _:
                     self._hear(message)
@@ -186,12 +224,21 @@ class Membership:
 
     async def _obey(self, accept: Accept) -> None:
         """Do what the controller says until it says that it is over."""
+        self._beats = Beats(accept.heartbeat_seconds)
         while True:
             message = await self.link.receive()
+            self._count_beat(self._beats)
             if isinstance(message, WorldFormed):
                 await self._start_host(message, accept)
             else:
                 self._hear(message)
+
+    def _count_beat(self, beats: Beats) -> None:
+        """Any word of the controller is a sign of life; the worst of them is worth a line."""
+        before = max(beats.worst_late_seconds, beats.period)
+        late = beats.heard(self.link.heard_at)
+        if late > before:
+            log.warning("the controller was silent for %.1f s, %.1f s more than usual", late + beats.period, late)
 
     def _hear(self, message: Message) -> None:
         """What can come at any time. Raises ``_Over``."""
@@ -212,9 +259,10 @@ class Membership:
             log.warning("the world formed twice; the second time was ignored")
             return
         ranks = ", ".join(str(assignment.rank) for assignment in formed.assignments)
-        log.info("the world formed: ranks %s of %s start here", ranks, formed.world_size)
+        here = f"ranks {ranks} of {formed.world_size} start here" if ranks else f"{formed.world_size} ranks elsewhere"
+        log.info("the world formed: %s", here)
         try:
-            self.host = await Host.start(self._orders(formed, accept))
+            self.host = await self._start(self._orders(formed, accept))
             self._hosting.set()
         except (SharedDirError, DeviceError, OSError) as error:
             text = f"the ranks cannot start on this host: {error}"
@@ -232,6 +280,7 @@ class Membership:
             layout=tuple(self._layout.layout) if self._layout is not None else (),
             job_dir=self.offer.job_dir,
             emulate_ms_per_batch=self.offer.emulate_ms_per_batch,
+            shared_memory=not self.offer.stream_data,
         )
 
     async def _beat(self, accept: Accept) -> None:
@@ -240,12 +289,21 @@ class Membership:
         due = loop.time()
         while True:
             due = max(due + accept.heartbeat_seconds, loop.time())
-            await self.link.send(HostHeartbeat(ranks=self.host.progress() if self.host is not None else []))
+            failpoints.hit("agent.beat", name=self.offer.name)
+            await self.link.send(self._heartbeat())
             await self._report_exits(due)
+
+    def _heartbeat(self) -> HostHeartbeat:
+        ranks = self.host.progress() if self.host is not None else []
+        if self._beats is None:
+            return HostHeartbeat(ranks=ranks)
+        worst = self._beats.worst_late_seconds
+        return HostHeartbeat(ranks=ranks, late=self._beats.late_count, worst_late_seconds=worst)
 
     async def _report_exits(self, until: float) -> None:
         while (message := await self._next_exit(until)) is not None:
             _log_exit(message)
+            failpoints.hit("agent.exit", name=self.offer.name)
             await self.link.send(message)
 
     async def _next_exit(self, until: float) -> Message | None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from wire.messages import RankFailed, RankHello
+from wire import failpoints
+from wire.messages import RankFailed, RankHello, TrainingPlan
 from worker.arena import Arena
 from worker.control import Control
 from worker.data import SampleFeed
@@ -43,7 +44,9 @@ class Fenced(Exception):
 def main() -> int:
     """Run one rank; the process's exit code."""
     faulthandler.enable()
+    failpoints.arm_or_exit(os.environ)
     spec = msgspec.json.decode(receive_orders(), type=RankSpec)
+    failpoints.identify(rank=spec.rank)
     shm_dir = Path(spec.shm_dir)
     progress = ProgressBlock.create(shm_dir / f"rank{spec.rank}.progress", now_ns())
     link: RankLink | None = None
@@ -63,7 +66,7 @@ def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
     """Build the job and serve until told to leave. Raises whatever goes wrong."""
     workload = build_workload(spec)
     plan = spec.plan
-    control = Control(spec.rank, plan.gamma, overlap=plan.mode.endswith("_async"))
+    control = Control(spec.rank, plan.gamma, overlap=overlaps(plan))
     options = LoopOptions(
         job_dir=Path(spec.job_dir),
         verify_consensus=plan.verify_consensus,
@@ -97,11 +100,15 @@ def build_workload(spec: RankSpec) -> Workload:
         eval_dataset = job.eval_dataset()
     total_steps = plan.epochs * math.ceil(size / plan.batch_size)
     trainer = Trainer(job, job_dir, torch.device(spec.device), seed=plan.seed, total_steps=total_steps)
-    arena = Arena.for_model(trainer.model)
+    arena = Arena.for_model(trainer.model, overlap=overlaps(plan))
     arena.create_out(shm_dir / f"rank{spec.rank}.out")
-    arena.open_consensus(shm_dir / "consensus")
     feed = SampleFeed(dataset, job.collate, plan.seed, plan.batch_size)
     return Workload(trainer, feed, arena, eval_dataset)
+
+
+def overlaps(plan: TrainingPlan) -> bool:
+    """Whether ranks train on while a round is open."""
+    return plan.mode.endswith("_async")
 
 
 def report_failure(error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None) -> int:

@@ -1,9 +1,9 @@
 """The relay process, ``python -m worker.relay``: one per host, its only connection to the controller after the join.
 
-Upwards it passes on what the ranks say and folds their arenas, slice by slice in rank order, into one stream.
-Downwards it passes on what the controller says and stages the averaged stream in ``consensus``, which the
-ranks adopt at ``RoundCommitted``. It never divides, touches no CUDA and imports no torch (design sections 2
-and 6; behaviour G9).
+Upwards it passes on what the ranks say and folds their work, slice by slice in rank order, into one stream. Downwards
+it passes on what the controller says and builds the next consensus from the stream of updates; the ranks adopt it at
+``RoundCommitted``. Where the controller is on the same machine, nothing is streamed: each maps the other's memory. It
+never divides, touches no CUDA and imports no torch (design sections 2 and 6; behaviour G9; decision 0014).
 
 It ends with the run (exit 0), on SIGTERM (0), when a link is lost or anything else goes wrong (1, the reason
 on the last line of stderr), and with its agent. The agent supervises the ranks; the relay tells them nothing
@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
-from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
-
+from wire import failpoints
 from wire.errors import ProtocolError
 from wire.messages import (
     NO_RANK,
@@ -38,26 +37,28 @@ from wire.messages import (
     RequestParams,
     RoundAborted,
     RoundCommitted,
+    SharedMemory,
     SnapshotReady,
     SyncAck,
 )
-from wire.session import ChunkReceived, Received, ReservedChunk
-from worker.arena_file import F32, ArenaError, ArenaFile, FloatArray
-from worker.fold import Fold, FoldError, FoldPlan, Model, Piece, Staging
+from wire.session import Received
+from worker.arena_file import ArenaError
+from worker.fold import Fold, Model, SnapshotRefused
 from worker.lifeline import LifelineError, receive_orders
 from worker.local_link import LocalLinkError
+from worker.local_tier import obstacle
 from worker.relay_links import ControllerLink, LinkLost, LinkRefused, RunOver, dial
 from worker.relay_ranks import RankPorts
 from worker.relay_spec import RelaySpec, SpecError, read_spec
+from worker.relay_streams import Downloads, Uploads
+from worker.staging import StagingError
 
 FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, Exiting, RankFailed)
 """what passes through from a rank to the controller"""
-FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, FoldError, LocalLinkError, OSError)
+FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, StagingError, LocalLinkError, OSError)
 
 _OUTBOX = 256
 """messages that wait for the control link; ranks then wait too"""
-_IN_FLIGHT = 4
-"""chunks that are folded and sealed ahead of the one that is being written"""
 _THREADS = 2
 _FAREWELL_SECONDS = 5.0
 
@@ -69,15 +70,16 @@ class Relay:
 
     def __init__(self, spec: RelaySpec) -> None:
         self._spec = spec
+        failpoints.identify(host=spec.host_id)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="data")
         self._fold = Fold(spec.ranks)
-        self._staging = Staging()
+        self._uploads = Uploads(self._fold, spec.directory, self._pool)
+        self._downloads = Downloads(spec.directory, self._pool, self._release)
         self._ports = RankPorts(spec.ranks, self._from_rank)
         self._to_controller: asyncio.Queue[tuple[int, Message]] = asyncio.Queue(_OUTBOX)
-        self._plans: asyncio.Queue[FoldPlan] = asyncio.Queue()
-        self._arenas: dict[int, FloatArray] = {}
-        self._consensus: FloatArray | None = None
-        self._making_consensus = asyncio.Lock()
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="fold")
+        self._shared = False
+        self._dialled = asyncio.Event()
+        self._preparing = asyncio.Lock()
 
     async def run(self) -> None:
         """Serve until the run is over. Raises one of ``FAILURES``."""
@@ -85,13 +87,19 @@ class Relay:
         links: tuple[ControllerLink, ...] = ()
         try:
             links = control, data = await dial(self._spec)
+            await self._agree_on_path(data)
             await _first_to_end(
                 self._ports.serve(),
                 self._read_control(control),
                 _patiently(self._write_control(control)),
-                _patiently(self._read_data(data)),
-                _patiently(self._stream(data)),
+                _patiently(self._downloads.read(data)),
+                self._downloads.apply(),
+                _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
             )
+        except failpoints.Cut:
+            for link in links:
+                link.abort()
+            raise
         except RunOver as over:
             logger.info("the run is over: %s", over)
             await self._ports.farewell(_FAREWELL_SECONDS)
@@ -99,18 +107,40 @@ class Relay:
             await asyncio.gather(self._ports.close(), *(link.close() for link in links))
             self._pool.shutdown(wait=False, cancel_futures=True)
 
+    async def _agree_on_path(self, data: ControllerLink) -> None:
+        """Share memory with the controller if both can; otherwise everything is streamed."""
+        problem = obstacle(data.welcome, wanted=self._spec.shared_memory, within_one_machine=data.within_one_machine)
+        self._shared = not problem
+        if self._shared:
+            await data.send(SharedMemory(directory=str(self._spec.directory)))
+            logger.info("sharing memory with the controller")
+        else:
+            logger.info("streaming to the controller: %s", problem)
+        self._dialled.set()
+
     # -------------------------------------------------------------------------------------------- what is said
 
     async def _from_rank(self, rank: int, message: Message) -> None:
         """A rank spoke: its declaration of work stays here, the rest goes up."""
         if isinstance(message, SnapshotReady):
-            self._begin(self._fold.ready(rank, message))
+            try:
+                self._uploads.begin(self._fold.ready(rank, message))
+            except SnapshotRefused as refused:
+                raise LocalLinkError(str(refused)) from refused
             return
         if not isinstance(message, FROM_RANK):
             raise LocalLinkError(f"{type(message).__name__} has no place between a rank and its relay")
         if isinstance(message, RankReady):
-            await self._make_consensus(Model(message.params_elements, message.buffers_elements))
+            await self._prepare(Model(message.params_elements, message.buffers_elements))
         await self._to_controller.put((rank, message))
+
+    async def _prepare(self, model: Model) -> None:
+        """Have room for the consensus before the controller hears of the first rank that is ready."""
+        await self._dialled.wait()
+        async with self._preparing:
+            if self._fold.model is None:
+                await self._downloads.prepare(model, shared=self._shared)
+                self._fold.model = model
 
     async def _write_control(self, control: ControllerLink) -> None:
         while True:
@@ -129,111 +159,30 @@ class Relay:
 
     def _to_rank(self, rank: int, message: Message) -> None:
         if isinstance(message, RequestParams) and self._fold.requested(message):
-            self._staging.opened(message.round, message.attempt)
+            self._downloads.opened(message)
         self._ports.send(rank, message)
 
     def _from_controller(self, message: Message) -> None:
         match message:
             case RoundCommitted():
-                self._release(self._staging.committed(message, self._model))
+                self._downloads.committed(message)
             case RoundAborted():
                 self._fold.aborted(message)
-                self._staging.aborted(message)
+                self._downloads.aborted(message)
             case DeclareDead():
                 if message.rank in self._fold.live:  # every relay hears of every death
                     logger.info("rank %s was declared dead: %s", message.rank, message.reason)
                     self._ports.refuse(message.rank)
-                    self._begin(self._fold.dead(message.rank))
+                    self._uploads.begin(self._fold.dead(message.rank))
             case _:
                 raise LinkRefused(f"the controller sent {type(message).__name__}, which is not for a relay")
 
-    # ------------------------------------------------------------------------------------------- the way up
-
-    def _begin(self, plan: FoldPlan | None) -> None:
-        if plan is not None:
-            self._plans.put_nowait(plan)
-
-    async def _stream(self, data: ControllerLink) -> None:
-        """Send the host's contributions, one attempt after the other; nobody else writes to the data link."""
-        while True:
-            plan = await self._plans.get()
-            if self._fold.is_current(plan):
-                await data.send(plan.contribution)
-                await self._stream_pieces(data, plan)
-
-    async def _stream_pieces(self, data: ControllerLink, plan: FoldPlan) -> None:
-        """Fold, seal and send, a few chunks ahead. An abort stops it once all that is numbered is sent."""
-        loop = asyncio.get_running_loop()
-        ahead: deque[asyncio.Future[bytearray]] = deque()
-        for piece in plan.pieces():
-            if not self._fold.is_current(plan):
-                break
-            reserved = data.session.reserve_chunk(piece.header)
-            arenas = [self._arena(rank) for rank in piece.ranks]
-            ahead.append(loop.run_in_executor(self._pool, _fold_and_seal, arenas, piece, reserved))
-            if len(ahead) == _IN_FLIGHT:
-                await data.send_frame(await ahead.popleft())
-        while ahead:
-            await data.send_frame(await ahead.popleft())
-
-    def _arena(self, rank: int) -> FloatArray:
-        if rank not in self._arenas:
-            path = self._spec.directory / f"rank{rank}.out"
-            self._arenas[rank] = ArenaFile.open(path, self._model.elements).values
-        return self._arenas[rank]
-
-    # ----------------------------------------------------------------------------------------- the way down
-
-    async def _read_data(self, data: ControllerLink) -> None:
-        """Stage the averaged stream; chunks are opened in a thread, so that the ranks' messages never wait for it."""
-        while True:
-            for event in await data.receive(threaded=True):
-                if not isinstance(event, ChunkReceived):
-                    raise LinkRefused(f"the controller sent {event!r} on the data link")
-                if self._staging.accepts(event.header, self._model):
-                    self._stage(event)
-
-    def _stage(self, chunk: ChunkReceived) -> None:
-        assert self._consensus is not None, "made together with the model's sizes"
-        start, stop = chunk.header.offset, chunk.header.offset + chunk.header.elements
-        np.copyto(self._consensus[start:stop], np.frombuffer(chunk.payload, dtype=F32))
-        self._release(self._staging.staged(chunk.header, self._model))
-
-    def _release(self, commit: RoundCommitted | None) -> None:
+    def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""
-        if commit is not None:
-            for rank in sorted(self._fold.live):
-                self._ports.send(rank, commit)
-
-    async def _make_consensus(self, model: Model) -> None:
-        """Map the staging file before the controller hears of the first rank that is ready."""
-        async with self._making_consensus:
-            if self._consensus is None:
-                path = self._spec.directory / "consensus"
-                file = await asyncio.to_thread(ArenaFile.create, path, model.elements)
-                self._consensus, self._fold.model = file.values, model
-
-    @property
-    def _model(self) -> Model:
-        if self._fold.model is None:
-            raise LinkRefused("the controller opened a round before any rank here was ready")
-        return self._fold.model
-
-
-def fold(arenas: Sequence[FloatArray], piece: Piece) -> FloatArray:
-    """The sum of the ranks' elements of one slice, in the order given, in f32; a lone rank's are not copied."""
-    start, stop = piece.header.offset, piece.stop
-    if len(arenas) == 1:
-        return arenas[0][start:stop]
-    with np.errstate(all="ignore"):  # the controller looks for what is not finite, and names the host
-        total = arenas[0][start:stop] + arenas[1][start:stop]
-        for arena in arenas[2:]:
-            np.add(total, arena[start:stop], out=total)
-    return total
-
-
-def _fold_and_seal(arenas: Sequence[FloatArray], piece: Piece, reserved: ReservedChunk) -> bytearray:
-    return reserved.seal(fold(arenas, piece).data)
+        failpoints.hit("relay.commit.before", round=commit.round, attempt=commit.attempt)
+        for rank in sorted(self._fold.live):
+            self._ports.send(rank, commit)
+        failpoints.hit("relay.commit.after", round=commit.round, attempt=commit.attempt)
 
 
 async def _patiently(job: Coroutine[Any, Any, None]) -> None:
@@ -283,6 +232,7 @@ def main() -> int:
     """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last line."""
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
+    failpoints.arm_or_exit(os.environ)
     try:
         asyncio.run(serve(read_spec(receive_orders())))
     except FAILURES as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
@@ -39,7 +40,16 @@ class ControllerLink:
     def __init__(self, name: str, websocket: ClientConnection, session: Session) -> None:
         self.name = name
         self.session = session
+        self.welcome = RelayWelcome()
         self._websocket = websocket
+
+    @property
+    def within_one_machine(self) -> bool:
+        """Whether both ends of the socket are on this machine, as far as their addresses say."""
+        here, there = self._websocket.local_address, self._websocket.remote_address
+        if here is None or there is None:
+            return False
+        return is_one_machine(str(here[0]), str(there[0]))
 
     async def send(self, message: Message, rank: int = NO_RANK) -> None:
         """Seal and write one message. Raises ``LinkLost``, ``LocalProtocolError``."""
@@ -87,8 +97,10 @@ class ControllerLink:
         return kind(f"the {self.name} link to the controller ended: {reason or 'closed'} ({code})")
 
 
-async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
-    """Make both links, (control, data), within the one budget of ``spec.connect_seconds``.
+async def dial(
+    spec: RelaySpec, channels: tuple[Channel, ...] = (Channel.CONTROL, Channel.DATA)
+) -> tuple[ControllerLink, ...]:
+    """Make these links, in order, within the one budget of ``spec.connect_seconds``.
 
     Raises ``LinkRefused`` at once, ``LinkLost`` when the budget is spent.
     """
@@ -96,7 +108,7 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
     failures: list[str] = ["no answer"]
     try:
         async with asyncio.timeout(spec.connect_seconds):
-            for channel in (Channel.CONTROL, Channel.DATA):
+            for channel in channels:
                 links.append(await _until_connected(spec, channel, failures))
     except BaseException as error:
         for link in links:
@@ -105,7 +117,7 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
             raise
         text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {failures[-1]}"
         raise LinkLost(text) from error
-    return links[0], links[1]
+    return tuple(links)
 
 
 async def _until_connected(spec: RelaySpec, channel: Channel, failures: list[str]) -> ControllerLink:
@@ -164,3 +176,13 @@ async def _handshake(link: ControllerLink, hello: RelayHello) -> None:
         raise LinkRefused(f"the controller refused the {link.name} link: {answer.reason}")
     if not isinstance(answer, RelayWelcome):
         raise LinkRefused(f"the controller answered the {link.name} link's hello with {answer!r}")
+    link.welcome = answer
+
+
+def is_one_machine(here: str, there: str) -> bool:
+    """Whether two ends of a connection, by their IP addresses, are one machine's."""
+    try:
+        ends = [ipaddress.ip_address(end.partition("%")[0]) for end in (here, there)]
+    except ValueError:
+        return False
+    return ends[0] == ends[1] or all(end.is_loopback for end in ends)

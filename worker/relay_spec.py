@@ -29,6 +29,8 @@ class RelaySpec(msgspec.Struct, frozen=True):
     heartbeat_timeout_seconds: float = 30.0
     connect_seconds: float = 60.0
     """one budget for both dials"""
+    shared_memory: bool = True
+    """use the controller's memory if it is on this machine; false streams there too"""
     proxy: str | None = None
     """an HTTP or SOCKS proxy's URL; none dials directly, whatever the environment says"""
 

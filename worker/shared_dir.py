@@ -7,20 +7,36 @@ from one that a killed agent left behind, whatever process numbers have been use
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = "marchline-"
 _LOCK = "owner.lock"
 _MEMORY = Path("/dev/shm")
+_MAKING_SECONDS = 60.0
+"""a directory whose making was cut short is abandoned after so long; making one takes a moment"""
 
 
 class SharedDirError(Exception):
     """The directory cannot be made; names the place and the cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """What a killed owner left: the directory, the names in it and their size."""
+
+    path: Path
+    names: tuple[str, ...]
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.path} ({', '.join(self.names) or 'empty'}; {self.size_bytes / 1e6:.1f} MB)"
 
 
 class SharedDir:
@@ -71,22 +87,41 @@ def default_places() -> list[Path]:
     return [*memory, Path(tempfile.gettempdir())]
 
 
-def reap_abandoned(places: Iterable[Path] | None = None) -> list[Path]:
-    """Delete this user's directories whose owner is dead; returns what was deleted."""
+def reap_abandoned(now: float, places: Iterable[Path] | None = None) -> list[Abandoned]:
+    """Delete this user's directories whose owner is dead; returns what was deleted. ``now``: seconds since the epoch,
+    the file system's clock."""
     reaped = []
     for place in places or default_places():
-        for path in sorted(place.glob(f"{PREFIX}*")):
-            if _abandoned(path):
+        whole = [path for path in sorted(place.glob(f"{PREFIX}*")) if _is_ours(path) and _unlocked(path, bare=False)]
+        begun = [path for path in sorted(place.glob(f".{PREFIX}*")) if _is_ours(path) and _cut_short(path, now)]
+        for path in (*whole, *begun):
+            with contextlib.suppress(FileNotFoundError):  # another agent on this host was quicker
+                reaped.append(_looked_at(path))
                 shutil.rmtree(path, ignore_errors=True)
-                reaped.append(path)
     return reaped
 
 
-def _abandoned(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     try:
-        if path.is_symlink() or path.stat().st_uid != os.getuid():
-            return False
+        return path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
+def _cut_short(path: Path, now: float) -> bool:
+    """Whether its maker was killed before it had the lock, or before it gave the directory its name."""
+    try:
+        return now - path.stat().st_ctime > _MAKING_SECONDS and _unlocked(path, bare=True)
+    except OSError:
+        return False
+
+
+def _unlocked(path: Path, *, bare: bool) -> bool:
+    """Whether nobody holds the directory's lock; ``bare`` is the answer for one that has no lock at all."""
+    try:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return bare
     except OSError:
         return False
     try:
@@ -96,6 +131,15 @@ def _abandoned(path: Path) -> bool:
         return False
     finally:
         os.close(lock)
+
+
+def _looked_at(path: Path) -> Abandoned:
+    names, size = [], 0
+    for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
+        if entry.name != _LOCK:
+            names.append(entry.name)
+            size += entry.stat(follow_symlinks=False).st_size
+    return Abandoned(path, tuple(names), size)
 
 
 def _free(place: Path) -> int:

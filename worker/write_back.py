@@ -10,9 +10,7 @@ Element by element, in f32, for parameters only; buffers are always overwritten 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import Any
 
 POLICIES = ("overwrite", "blend", "delta")
 
@@ -28,11 +26,17 @@ class WriteBack:
         if self.policy not in POLICIES:
             raise ValueError(f"{self.policy!r} is no write-back policy; use one of {', '.join(POLICIES)}")
 
-    def merge(self, now: Tensor, snapshot: Tensor, consensus: Tensor) -> Tensor:
-        """What a parameter becomes, in f32; none of the three is changed. ``snapshot`` is what the rank contributed."""
+    def merge(self, now: Any, snapshot: Any, consensus: Any) -> None:
+        """Turn ``now`` into what the parameter becomes, in place; ``snapshot`` is what the rank contributed.
+
+        All three are f32 arrays or tensors of one shape.
+        """
         if self.policy == "overwrite":
-            return consensus
-        held = now.to(torch.float32)
-        if self.policy == "blend":
-            return torch.lerp(held, consensus, self.alpha)
-        return (held - snapshot).add_(consensus)
+            now[...] = consensus
+        elif self.policy == "delta":
+            now -= snapshot
+            now += consensus
+        elif self.alpha < 0.5:
+            now += self.alpha * (consensus - now)
+        else:  # from the nearer end, so that a whole share is the consensus to the bit
+            now[...] = consensus - (1.0 - self.alpha) * (consensus - now)

@@ -98,9 +98,22 @@ class Member(Answer):
     versions: dict[str, Any]
     emulate_ms_per_batch: float | None
     emulated: bool
+    relay_only: bool = False
+    """it trains nothing; the data of the hosts behind it goes through it"""
+    via: int | None = None
+    """the relay-only host that its data goes through, as long as the run is live"""
     state: str
     joined_seconds_ago: float | None = None
     last_heard_seconds: float | None = None
+    data_path: str = ""
+    """how its contributions travel: ``shared memory`` or ``stream``; empty while its relay is not attached"""
+
+
+class Model(Answer):
+    """What a round carries at most, and what of it needs no gradient: that is not sent while it is unchanged."""
+
+    bytes: int
+    frozen_bytes: int
 
 
 class Rank(Answer):
@@ -119,6 +132,8 @@ class Rank(Answer):
     emulated_ms: float | None = None
     steps: int = 0
     samples: int | None = 0
+    exclusions: int = 0
+    """rounds that it was left out of, for values that were not finite"""
     loss: float | None = None
     compute_seconds: float | None = None
     data_seconds: float | None = None
@@ -222,6 +237,7 @@ class RunView(Answer):
     config: dict[str, Any]
     params: dict[str, Any]
     emulated: bool
+    model: Model | None = None
     window: Window
     members: list[Member]
     world_size: int | None
@@ -230,6 +246,8 @@ class RunView(Answer):
     round: int | None
     global_step: int | None
     samples_done: int | None
+    samples_lost: int = 0
+    """of the whole run: trained in vain, for what came of them was not finite"""
     samples_total: int | None
     ranks: list[Rank]
     decision: str | None
@@ -274,7 +292,7 @@ class Round(Answer):
 
 
 class Epoch(Answer):
-    """A finished epoch."""
+    """A finished epoch. ``samples_lost`` lists ranges of its permutation: offset, size, rank, reason."""
 
     epoch: int
     at: str

@@ -22,6 +22,7 @@ from backend.core.march import March
 from backend.core.membership import Membership
 from backend.core.outlook import outlook_of
 from backend.core.preview import Outlook
+from backend.core.refusals import acknowledged
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -293,8 +294,8 @@ class Cohort:
                 march.round_broken(event, now)
             case CheckpointWritten():
                 march.checkpoint_written(event)
-            case RelayAttached(host=host):
-                march.forming.relay_attached(host)
+            case RelayAttached(host=host, via=via):
+                march.forming.relay_attached(host, via)
             case RelayLost(host=host, reason=reason):
                 march.losses.host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
             case LinkLost(link=link, reason=reason):
@@ -351,7 +352,7 @@ class Cohort:
                 except WorkError as error:
                     march.losses.ranks([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():
-                march.cycle.acknowledge(rank, message)
+                acknowledged(march, rank, message)
             case RankReady() if not training:
                 disagreement = march.forming.rank_ready(rank, message)
                 if disagreement:

@@ -17,6 +17,7 @@ OUTER_OPTIMIZERS = ("none", "nesterov")
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 """defaults of the outer optimizer, and what they must stay at while there is none"""
 MAX_OUTER_LR = 10.0
+NON_FINITE = ("exclude", "stop")
 WRITE_BACKS = ("overwrite", "blend", "delta")
 BLEND_ALPHA = 0.5
 WAITS = (
@@ -83,6 +84,13 @@ class RunConfig:
     step of an optimizer of the cohort (nesterov, which is DiLoCo)"""
     outer_lr: float = OUTER_LR
     outer_momentum: float = OUTER_MOMENTUM
+
+    bf16_wire: bool = False
+    """parameters travel as bf16, which halves what a round moves; sums stay f32, and what nobody changed keeps its
+    bits"""
+    non_finite: str = "exclude"
+    """a contribution that holds NaN or infinity is refused; its rank is left out of the round and starts anew from the
+    consensus (exclude), or the run ends (stop)"""
 
     max_overshoot: int | None = None
     """asynchronous modes: batches that a rank may work ahead of its allotment; none fits it to the round's duration"""
@@ -190,6 +198,9 @@ class RunConfig:
                 text = f"{name} has no effect without an outer optimizer; leave it out"
                 if getattr(self, name) != default:
                     yield Problem(name, "outer_unused", text)
+        if self.non_finite not in NON_FINITE:
+            text = f"{self.non_finite!r} is no policy for values that are not finite; use {' or '.join(NON_FINITE)}"
+            yield Problem("non_finite", "non_finite_unknown", text)
 
     def _lookahead_problems(self) -> Iterator[Problem]:
         overlaps = self.mode.endswith("_async")

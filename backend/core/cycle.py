@@ -1,8 +1,8 @@
 """The reduce cycle: one round at a time, idle or pending, from the request for parameters to the last acknowledgement.
 
     idle -> pending      open(): every living rank is asked for its parameters
-    pending -> pending   attempt aborted: a contributor died before the sum was complete, or it failed; retry with those
-                         who live
+    pending -> pending   attempt aborted: a contributor died or was refused before the sum was complete, or that failed
+                         with nobody to blame; retry with who is left
     pending -> committed the reduce plane summed exactly the expected contributions
     committed -> idle    every living rank adopted the consensus (behaviour F4 to F7, F11; design section 6)
 
@@ -40,6 +40,8 @@ class OpenedRound:
     """who contributes to this attempt"""
     waiting: set[int] = field(init=False)
     """contributors that have not acknowledged"""
+    excluded: set[int] = field(default_factory=set)
+    """contributors whose work was refused: they declare none, and start anew from the consensus"""
 
     def __post_init__(self) -> None:
         self.expect(self.hosts)
@@ -54,9 +56,11 @@ class OpenedRound:
 class Cycle:
     """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
 
-    def __init__(self, params_elements: int, buffers_elements: int) -> None:
+    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0) -> None:
         self.params_elements = params_elements
         self.buffers_elements = buffers_elements
+        self.encoding = encoding
+        """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
         self.next_round = INITIAL_ROUND
         self.open: OpenedRound | None = None
 
@@ -90,8 +94,19 @@ class Cycle:
         )
         return [SendRelay(host, commit) for host in current.hosts]
 
+    def overclaim(self, event: RoundFinished) -> tuple[int, str] | None:
+        """A rank whose work was refused and which contributed all the same, and why that cannot be."""
+        current = self.open
+        if current is None or (event.round, event.attempt) != (current.round, current.attempt):
+            return None
+        for rank in sorted(current.excluded & event.steps.keys()):
+            if event.steps[rank]:
+                return rank, f"it holds {event.steps[rank]} batches of rank {rank}, which is left out of this round"
+        return None
+
     def retry(self, hosts: dict[int, tuple[int, ...]], reason: str) -> list[Effect]:
-        """Drop the attempt in which somebody died and ask the survivors again; their arenas are untouched."""
+        """Drop the attempt in which somebody died or was refused and ask the others again; their arenas are
+        untouched."""
         current = self.open
         assert current is not None and current.finished is None, "only an unfinished attempt can be retried"
         aborted = RoundAborted(round=current.round, attempt=current.attempt, reason=reason)
@@ -151,6 +166,7 @@ class Cycle:
         current = self.open
         assert current is not None
         initial = current.round == INITIAL_ROUND
+        encoding = 0 if initial else self.encoding
         effects: list[Effect] = [
             OpenRound(
                 round=current.round,
@@ -159,7 +175,10 @@ class Cycle:
                 initial=initial,
                 params_elements=self.params_elements,
                 buffers_elements=self.buffers_elements,
+                encoding=encoding,
             )
         ]
-        request = RequestParams(round=current.round, attempt=current.attempt, initial=initial)
-        return effects + [SendRank(rank, request) for rank in sorted(current.ranks)]
+        for rank in sorted(current.ranks):
+            request = RequestParams(current.round, current.attempt, initial, encoding, rank in current.excluded)
+            effects.append(SendRank(rank, request))
+        return effects

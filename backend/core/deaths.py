@@ -47,8 +47,17 @@ def bury(march: March, casualty: Casualty) -> list[Effect]:
     closed = march.cycle.next_round - (1 if march.cycle.open else 0)
     row, records = death_records(casualty, march.world, last_round=max(closed, 0) - 1, returned=returned)
     march.deaths.append(row)
-    notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(march.world))
-    return [*records, *(SendRelay(host, notice) for host in march.world.alive_by_host())]
+    return [*records, *death_notices(casualty, march.world)]
+
+
+def death_notices(casualty: Casualty, world: World) -> list[Effect]:
+    """Tell every relay that has a living rank, and that of a rank whose process did not end by itself."""
+    hosts = set(world.alive_by_host())
+    seat = world.hosts[world.ranks[casualty.rank].host]
+    if casualty.cause is None and seat.state != "lost":
+        hosts.add(seat.host)
+    notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(world))
+    return [SendRelay(host, notice) for host in sorted(hosts)]
 
 
 def death_records(

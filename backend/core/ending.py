@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from backend.core.cycle import OpenedRound
 from backend.core.desks import CheckpointDesk
 from backend.core.liveness import SaveReason
-from backend.core.world import World
+from backend.core.training import Training
+from backend.core.vocabulary import CloseLink, Effect, Record, SendHost
+from backend.core.world import HostSeat, World
+from wire.messages import RunEnded
 
 STEPS = ("scoring", "saving", "leaving", "over")
 
@@ -44,9 +47,25 @@ class Ending:
         self.step, self.deadline = step, deadline
 
 
-def trained(epochs: int) -> str:
-    """The reason of a run that did all that it was asked for."""
-    return "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"
+def outcome(training: Training, refused: str) -> tuple[str, str]:
+    """Phase and reason of a run whose epochs are over. ``refused`` is the last refusal, if there was one."""
+    epochs = training.config.epochs
+    if not any(training.samples_accepted):
+        return "failed", f"Not one sample was accepted. The last refusal: {refused}"
+    reason = "The epoch is trained" if epochs == 1 else f"All {epochs} epochs are trained"
+    if training.samples_lost:
+        reason += f", but {training.samples_lost} samples are lost to values that are not finite"
+    return "done", reason
+
+
+def farewell(seat: HostSeat, phase: str, reason: str) -> list[Effect]:
+    """What a host is told at the end of the run."""
+    seat.state = "left"
+    return [
+        Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
+        SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
+        CloseLink(seat.link, reason),
+    ]
 
 
 def stalled(opened: OpenedRound, world: World, seconds: float) -> str:

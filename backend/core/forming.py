@@ -14,9 +14,10 @@ class Forming:
         self.world = world
         self.deadline = deadline
 
-    def relay_attached(self, host: int) -> None:
-        """Both links of the host's relay are up."""
-        self.world.hosts[host].relay_up = True
+    def relay_attached(self, host: int, via: int | None = None) -> None:
+        """Both links of the host's relay are up, the data link by way of relay-only host ``via``."""
+        seat = self.world.hosts[host]
+        seat.relay_up, seat.via = True, via
 
     def rank_ready(self, rank: int, ready: RankReady) -> str | None:
         """Take a rank's report. Answers why the cohort cannot form, or none when it agrees with the others
@@ -38,13 +39,11 @@ class Forming:
 
     @property
     def complete(self) -> bool:
-        return all(host.relay_up for host in self.world.hosts.values()) and all(
-            seat.ready is not None for seat in self.world.ranks.values()
-        )
+        return not self._relays_missing() and all(seat.ready is not None for seat in self.world.ranks.values())
 
     def missing(self) -> str:
         """What the cohort waits for, as a sentence."""
-        relays = [host.name for host in self.world.hosts.values() if not host.relay_up]
+        relays = self._relays_missing()
         ranks = [self.world.where(rank) for rank, seat in self.world.ranks.items() if seat.ready is None]
         waits = []
         if relays:
@@ -54,3 +53,7 @@ class Forming:
         if not waits:
             return "Every rank is ready; rank 0's parameters are on their way to the others."
         return f"Waiting for {' and for '.join(waits)}."
+
+    def _relays_missing(self) -> list[str]:
+        """A relay-only host is missed through the hosts that it carries."""
+        return [seat.name for seat in self.world.hosts.values() if seat.ranks and not seat.relay_up]

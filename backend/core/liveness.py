@@ -23,6 +23,7 @@ class SaveReason(IntEnum):
     TRAIN_STALL = 6
     RENDEZVOUS_EXHAUSTED = 7
     REPEATED_FAILURE = 8
+    NON_FINITE = 9
 
     @property
     def label(self) -> str:

@@ -126,6 +126,15 @@ class AsyncTraining(Training):
         self._round_samples = self.pool.accept_batches(steps)
         self.samples_done += self._round_samples
 
+    def void(self, rank: int, reason: str) -> int:
+        """What the rank reported since the last snapshot counts no more; what it holds beside that it may still do."""
+        assert self.pool is not None
+        samples = self.pool.lose(rank, self.steps(rank), reason)
+        self._pending[rank].clear()
+        if self.window is not None and self._is_behind(rank):
+            self._behind.add(rank)
+        return samples
+
     def rank_died(self, rank: int) -> list[Range]:
         """Return to the pool what no committed round holds of the rank's work."""
         self._pending[rank].clear()

@@ -59,6 +59,8 @@ class Losses:
             SendHost(seat.link, RunEnded(phase="failed", reason=told)),
             CloseLink(seat.link, reason),
         ]
+        if not seat.ranks:
+            march.event("relay_lost", f"{seat.name}, a relay without ranks, was lost: {reason}", "error")
         self.ranks([Casualty(rank, reason) for rank in seat.ranks], now)
 
     def ranks(self, casualties: list[Casualty], now: float) -> None:
@@ -79,15 +81,16 @@ class Losses:
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         march = self._march
         verdict = tolerance(len(march.world.dead()), len(march.world.ranks), march.config.max_failure)
+        reason = verdict.reason + march.refusals.epitaph(dead)
         current = march.cycle.open
         if current is not None and current.finished is None and current.ranks & dead:
             why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
             hosts = march.world.alive_by_host()
-            march.out += march.cycle.abandon(verdict.reason) if verdict.stop else march.cycle.retry(hosts, why)
+            march.out += march.cycle.abandon(reason) if verdict.stop else march.cycle.retry(hosts, why)
         substitute = march.errands.rank()
         for rank in sorted(dead):
             march.out += march.evaluations.rank_died(rank, substitute)
             march.out += march.checkpoints.rank_died(rank, substitute, now)
         if verdict.stop and march.ending is None:
             assert verdict.save_reason is not None
-            march.end_after("failed", f"{verdict.save_reason.label}: {verdict.reason}", verdict.save_reason, now)
+            march.end_after("failed", f"{verdict.save_reason.label}: {reason}", verdict.save_reason, now)

@@ -12,7 +12,7 @@ from backend.core.bounds import Bounds
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
 from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.ending import Ending, trained
+from backend.core.ending import Ending, farewell, outcome
 from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, SaveReason
@@ -20,20 +20,19 @@ from backend.core.lookahead import training_for
 from backend.core.losses import Losses
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
+from backend.core.refusals import Refusals, refuse
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
     CheckpointWritten,
-    CloseLink,
     Effect,
     End,
     Record,
     RoundBroken,
     RoundFinished,
-    SendHost,
     SendRank,
 )
-from backend.core.world import HostSeat, World
-from wire.messages import EvalResult, RunEnded, Shutdown, TensorSpec
+from backend.core.world import World
+from wire.messages import EvalResult, Shutdown, TensorSpec
 
 MAX_FAILED_ROUNDS = 3
 """attempts of one round that may fail with nobody to blame"""
@@ -69,6 +68,7 @@ class March:
         scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
         self.training = training_for(config, world, dataset_size, scheduler)
         self.cycle = Cycle(0, 0)
+        self.refusals = Refusals(config)
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
         self.checkpoints = CheckpointDesk(self.errands, config.stall_seconds / 10)
@@ -84,20 +84,25 @@ class March:
 
     def round_finished(self, event: RoundFinished, now: float) -> None:
         """The sum is complete: the samples behind it are accepted, and everybody adopts."""
-        claim = self.training.overclaim(event.steps) if event.round != INITIAL_ROUND else None
+        initial = event.round == INITIAL_ROUND
+        claim = self.cycle.overclaim(event) or (None if initial else self.training.overclaim(event.steps))
         if claim is not None:
             rank, reason = claim
             self.round_broken(RoundBroken(event.round, event.attempt, reason, self.world.ranks[rank].host), now)
             return
         commits = self.cycle.finished(event)
-        if commits and event.round != INITIAL_ROUND:
+        if commits and not initial:
             self.training.accept({rank: steps for rank, steps in event.steps.items() if steps > 0})
+            self.refusals.accepted(event.steps)
         self.out += commits
 
     def round_broken(self, event: RoundBroken, now: float) -> None:
-        """A contribution was refused: its host is lost. Without a culprit the same ranks try again, a few times."""
+        """A contribution was refused: its host is lost, unless only its values are at fault (refusals.py). Without a
+        culprit the same ranks try again, a few times."""
         current = self.cycle.open
         if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
+            return
+        if refuse(self, event, current, now):
             return
         if event.host is not None:
             self.losses.host(self.world.hosts[event.host], f"its contribution was refused: {event.reason}", now)
@@ -198,7 +203,7 @@ class March:
             return False
         ready = self.world.ranks[0].ready
         assert ready is not None
-        self.cycle = Cycle(ready.params_elements, ready.buffers_elements)
+        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding=int(self.config.bf16_wire))
         self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; rank 0 hands out its parameters")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True
@@ -231,7 +236,7 @@ class March:
         self.started_at = now
         self._move("training", "every rank holds rank 0's parameters")
         for seat in self.world.hosts.values():
-            seat.state = "training"
+            seat.state = "training" if seat.state == "forming" else seat.state
         self.training.open_epoch(now)
         self.out += self.training.deal(now)
 
@@ -244,7 +249,7 @@ class March:
             self.ending.deadline = now + self.config.stall_seconds
             return
         if training.all_epochs_done:
-            self.end_after("done", trained(self.config.epochs), SaveReason.GRACEFUL_SHUTDOWN, now)
+            self.end_after(*outcome(training, self.refusals.latest), SaveReason.GRACEFUL_SHUTDOWN, now)
         elif self.stopping and training.may_stop():
             why = f"Stopped by {self.stopping} after round {round_number}"
             self.end_after("done", why, SaveReason.GRACEFUL_SHUTDOWN, now)
@@ -321,16 +326,8 @@ class March:
             self.out += [SendRank(rank, Shutdown(reason=reason)) for rank in self.world.alive()]
         for seat in self.world.hosts.values():
             if seat.state != "lost":
-                self.out += self._goodbye(seat, phase, reason)
+                self.out += farewell(seat, phase, reason)
         self.out.append(self.end)
-
-    def _goodbye(self, seat: HostSeat, phase: str, reason: str) -> list[Effect]:
-        seat.state = "left"
-        return [
-            Record("hosts", {"host": seat.host, "state": "left", "reason": reason}),
-            SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
-            CloseLink(seat.link, reason),
-        ]
 
     # ------------------------------------------------------------------------------------------------- parts
 

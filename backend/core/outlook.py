@@ -35,6 +35,12 @@ def arena_bytes(layout: Iterable[TensorSpec]) -> int:
     return F32_BYTES * sum(math.prod(spec.shape) for spec in averaged)
 
 
+def model_view(layout: Iterable[TensorSpec]) -> dict[str, int]:
+    """What a round carries at most, and what of it needs no gradient: that is not sent while it is unchanged."""
+    layout = list(layout)
+    return {"bytes": arena_bytes(layout), "frozen_bytes": arena_bytes(spec for spec in layout if spec.frozen)}
+
+
 def _roster(window: JoinWindow) -> tuple[RankHint, ...]:
     return tuple(
         RankHint(rank, member.emulate_ms_per_batch, host=member.host)

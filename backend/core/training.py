@@ -98,6 +98,8 @@ class Training:
         self.global_step = 0
         self.samples_done = 0
         self.samples_accepted: list[int] = []
+        self.samples_lost = 0
+        """of the epochs that are over"""
         self.loss: float | None = None
         self.review = Review(config)
         self.decision = scheduler.opening
@@ -192,6 +194,11 @@ class Training:
         self._round_samples = self.pool.accepted_samples - before
         self.samples_done += self._round_samples
 
+    def void(self, rank: int, reason: str) -> int:
+        """What the rank did since the last round counts no more: its samples are lost. Returns how many."""
+        assert self.pool is not None
+        return self.pool.lose(rank, self.pool.held_batches(rank), reason)
+
     def rank_died(self, rank: int) -> list[Range]:
         """Return the rank's unaccepted samples to the pool and forget its timing. Call it once no open attempt holds
         its work."""
@@ -212,7 +219,7 @@ class Training:
         outcome = self.review.close(opened, report, self.scheduler, slack_ms)
         self.decision = outcome.decision.reason
         self._last_sync_ms = self._sync_ms(opened, now)
-        loss = self.ledger.mean_loss(alive)
+        loss = self.ledger.mean_loss(rank for rank in alive if opened.finished.steps.get(rank))
         self._tally(opened, loss, now)
         row = self._round_row(opened, report, outcome, now) | {"samples": self._round_samples, "loss": loss}
         self._remember_split(opened, report, window)
@@ -223,17 +230,18 @@ class Training:
         return [Record("rounds", row), *(SendRank(rank, update) for rank in alive)]
 
     def close_epoch(self, now: float) -> Record:
-        """Every sample of the epoch is accepted: write it down and drop the pool."""
+        """Every sample of the epoch is accepted or lost: write it down and drop the pool."""
         assert self.pool is not None and self.pool.is_done
         row = {
             "epoch": self.pool.epoch,
             "seconds": now - self.tally.opened_at,
             "samples_accepted": self.pool.accepted_samples,
-            "samples_lost": [],
+            "samples_lost": [lost.row() for lost in self.pool.lost],
             "batches": self.tally.batches,
             "loss": self.tally.loss,
         }
         self.samples_accepted.append(self.pool.accepted_samples)
+        self.samples_lost += self.pool.lost_samples
         self.pool = None
         return Record("epochs", row, durable=True)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from backend.core.join_window import JoinWindow
 from backend.core.liveness import Liveness
 from backend.core.march import March
+from backend.core.outlook import model_view
 from backend.core.world import HostSeat, RankSeat
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def cohort_view(cohort: Cohort, now: float) -> dict[str, Any]:
         "reason": cohort.end.reason if cohort.end else "",
         "window": window_view(cohort.window, now, open_=march is None and not cohort.ended),
         "emulated": any(member.emulate_ms_per_batch for member in cohort.window.members.values()),
+        "model": model_view(cohort.window.reference.layout) if cohort.window.reference.layout else None,
         "epochs": cohort.config.epochs,
     }
     if march is None:
@@ -46,7 +48,7 @@ def window_view(window: JoinWindow, now: float, *, open_: bool) -> dict[str, Any
         "quorum": window.quorum,
         "target": window.target,
         "joined_ranks": window.joined_ranks,
-        "joined_hosts": len(window.members),
+        "joined_hosts": sum(1 for member in window.members.values() if member.ranks),
         "window_seconds": window.window_seconds,
         "cap_seconds": window.cap_seconds,
         "window_remaining_seconds": window.window_remaining(now) if open_ else None,
@@ -81,6 +83,8 @@ def waiting_members(window: JoinWindow, liveness: Liveness, now: float) -> list[
             "versions": _fields(member.versions),
             "emulate_ms_per_batch": member.emulate_ms_per_batch,
             "emulated": member.emulate_ms_per_batch is not None,
+            "relay_only": member.relay_only,
+            "via": None,
             "state": "admitted",
             "joined_seconds_ago": now - member.joined_at,
             "last_heard_seconds": liveness.silence(member.host, now),
@@ -104,6 +108,7 @@ def march_view(march: March, now: float) -> dict[str, Any]:
         "round": max(0, march.cycle.next_round - (1 if march.cycle.open else 0)),
         "global_step": training.global_step,
         "samples_done": training.pool.accepted_samples if training.pool else 0,
+        "samples_lost": training.samples_lost + (training.pool.lost_samples if training.pool else 0),
         "samples_total": training.dataset_size,
         "ranks": [_rank_view(seat, march) for seat in march.world.ranks.values()],
         "decision": training.decision if march.phase != "forming" else march.forming.missing(),
@@ -130,6 +135,7 @@ def _nothing_trained(window: JoinWindow) -> dict[str, Any]:
         "round": 0,
         "global_step": 0,
         "samples_done": 0,
+        "samples_lost": 0,
         "samples_total": window.reference.dataset_size,
         "ranks": [],
         "decision": "",
@@ -155,6 +161,8 @@ def _seat_view(seat: HostSeat, cohort: Cohort, now: float) -> dict[str, Any]:
         "versions": _fields(seat.versions),
         "emulate_ms_per_batch": seat.emulate_ms_per_batch,
         "emulated": seat.emulate_ms_per_batch is not None,
+        "relay_only": not seat.ranks,
+        "via": seat.via,
         "state": seat.state,
         "joined_seconds_ago": now - member.joined_at,
         "last_heard_seconds": cohort.liveness.silence(seat.host, now),
@@ -183,6 +191,7 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
         "emulated_ms": march.world.emulated_ms(seat.rank),
         "steps": seat.steps,
         "samples": seat.samples,
+        "exclusions": march.refusals.total.get(seat.rank, 0),
         "loss": seat.loss,
         "compute_seconds": seat.last_split.get("compute_seconds", 0.0),
         "data_seconds": seat.last_split.get("data_seconds", 0.0),

@@ -33,14 +33,15 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class RelayAttached:
-    """Both of a host's relay links (control and data) are up."""
+    """Both of a host's relay links (control and data) are up; ``via`` carries its data, when a relay-only host does."""
 
     host: int
+    via: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLost:
-    """One of a host's relay links ended."""
+    """One of a host's relay links ended, or that of the relay-only host that carried its data."""
 
     host: int
     reason: str
@@ -71,6 +72,18 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class NonFiniteValue:
+    """The first value of a contribution that is not finite."""
+
+    rank: int | None
+    """whose it is; none when only the host is known"""
+    element: int
+    """counted from the arena's start: parameters, then buffers"""
+    value: str
+    """nan, inf or -inf"""
+
+
+@dataclass(frozen=True, slots=True)
 class RoundBroken:
     """The reduce plane refused an attempt (schema mismatch, non-finite contribution, short stream ...)."""
 
@@ -79,6 +92,8 @@ class RoundBroken:
     reason: str
     host: int | None = None
     """the host at fault, when one is"""
+    non_finite: NonFiniteValue | None = None
+    """the value that the attempt was refused for, when it was that"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +198,8 @@ class OpenRound:
     initial: bool
     params_elements: int
     buffers_elements: int
+    encoding: int = 0
+    """a ``wire.frames.Encoding``: how parameters are streamed, up and down"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,14 @@ Every sample of an epoch is in exactly one state, and moves only like this::
     pool -> in flight with one rank -> delivered -> accepted
       ^            |                      |
       +------------+----------------------+   forfeit: the rank died and its round is closed
+                   |                      |
+                   +----------------------+-> lost      the contribution that they are behind was refused
 
 *Delivered* samples were trained but live only in that rank's parameters; the round that commits them makes them
 *accepted*. A rank that trains on while a round is open delivers nothing as a chunk: the round accepts the first batches
 that it was dealt, as many as its snapshot held (``accept_batches``). Unlike the reference the last, partial batch is
-dealt too.
+dealt too. *Lost* samples are listed with their reason and never dealt again: one that makes whoever trains on it
+diverge would go round for ever.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 Allotment = dict[int, int]
 """batches by rank"""
@@ -38,6 +42,19 @@ class Range:
     def end(self) -> int:
         """First position after the range."""
         return self.offset + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Samples that were trained in vain: in which part of the epoch, by whom, and why no round accepts them."""
+
+    piece: Range
+    rank: int
+    reason: str
+
+    def row(self) -> dict[str, Any]:
+        """As the store keeps it: offset and size in samples of the epoch's permutation."""
+        return {"offset": self.piece.offset, "size": self.piece.size, "rank": self.rank, "reason": self.reason}
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
@@ -68,6 +85,7 @@ class EpochPool:
         self._in_flight: dict[int, list[Range]] = {}
         self._delivered: dict[int, list[Range]] = {}
         self._accepted: list[Range] = []
+        self._lost: list[Lost] = []
 
     # ------------------------------------------------------------------------------------------- readings
 
@@ -82,9 +100,19 @@ class EpochPool:
         return sum(piece.size for piece in self._accepted)
 
     @property
+    def lost(self) -> list[Lost]:
+        """Samples that no round will accept, in the order of the epoch."""
+        return sorted(self._lost, key=lambda lost: lost.piece)
+
+    @property
+    def lost_samples(self) -> int:
+        """Samples that no round will accept."""
+        return sum(lost.piece.size for lost in self._lost)
+
+    @property
     def is_done(self) -> bool:
-        """Every sample is accepted."""
-        return self.accepted_samples == self.samples
+        """Every sample is accepted or lost."""
+        return self.accepted_samples + self.lost_samples == self.samples
 
     @property
     def is_dealt(self) -> bool:
@@ -114,9 +142,9 @@ class EpochPool:
         return sum(self._batches(piece.size) for piece in pieces)
 
     def uncovered(self) -> list[Range]:
-        """Everything not accepted, sorted: what a resumed run has to do again (E12)."""
+        """Everything neither accepted nor lost, sorted: what a resumed run has to do again (E12)."""
         result, position = [], 0
-        for piece in self._accepted:
+        for piece in merged([*self._accepted, *(lost.piece for lost in self._lost)]):
             if piece.offset > position:
                 result.append(Range(position, piece.offset - position))
             position = piece.end
@@ -186,6 +214,12 @@ class EpochPool:
         self._accepted = merged([*self._accepted, *taken])
         return sum(piece.size for piece in taken)
 
+    def lose(self, rank: int, batches: int, reason: str) -> int:
+        """The first so many batches of what the rank was dealt, or all that it holds, are lost. Returns samples."""
+        pieces = merged(self._oldest(rank, min(batches, self.held_batches(rank))))
+        self._lost += [Lost(piece, rank, reason) for piece in pieces]
+        return sum(piece.size for piece in pieces)
+
     def forfeit(self, rank: int) -> list[Range]:
         """A dead rank's unaccepted work goes back to the pool. Returns it, merged; a second call returns nothing.
 
@@ -202,7 +236,7 @@ class EpochPool:
             pool.append(Range(self._cursor, self.samples - self._cursor))
         held = [piece for pieces in (*self._in_flight.values(), *self._delivered.values()) for piece in pieces]
         position = 0
-        for piece in sorted([*pool, *held, *self._accepted]):
+        for piece in sorted([*pool, *held, *self._accepted, *(lost.piece for lost in self._lost)]):
             assert piece.size > 0, f"epoch {self.epoch}: an empty range at {piece.offset}"
             assert piece.offset == position, (
                 f"epoch {self.epoch}: samples {position} to {piece.offset} are lost or dealt twice"

@@ -1,59 +1,151 @@
-"""What one open attempt holds: its count, its plan, the chunks that wait, and the arena that is being built."""
+"""What one open attempt holds: its streams, its plan, how far the sums have come, and the arena that is being built."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
-from backend.reduce.accumulator import Accumulator, Slice
-from backend.reduce.sums import FloatArray, Pieces
+from backend.core.vocabulary import OpenRound
+from backend.reduce.buffers import Buffer
+from backend.reduce.outer import OuterStep
+from backend.reduce.pieces import Mapped, Piece
+from backend.reduce.shared import SharedArenas
+from wire import ranges
+from wire.arithmetic import FloatArray, reciprocal
+from wire.frames import Encoding
+from wire.mass import is_realized
+from wire.messages import Contribution, FoldOrder
+from wire.ranges import Ranges
+from wire.session import Section
+from wire.streams import Slice, Source, Streamed, Streams, Values, section_encoding
+
+MAPPED_ELEMENTS = 1 << 21
+"""elements of one task where nobody waits for its result: 8 MiB"""
 
 
-@dataclass(slots=True)
-class Buffer:
-    """An arena, the outer momentum behind it, and whether somebody outside holds either: then none is written again.
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How finely a plane cuts, and how many pieces it works on at once."""
 
-    The two are one state, committed and taken back together.
-    """
+    slice_elements: int
+    mapped_elements: int
+    threads: int
+    window_slices: int
+    """slices of one host's stream that are kept until they are summed"""
+    outgoing_slices: int
+    """slices of the update that are kept until the slowest link has been sent them"""
 
-    values: FloatArray
-    momentum: FloatArray | None
-    """(params_elements,); None without an outer optimizer"""
-    lent: bool = False
+
+def fold_order(opening: OpenRound) -> FoldOrder:
+    """The same attempt, as every fold tier counts it."""
+    hosts = {host: list(ranks) for host, ranks in opening.hosts.items()}
+    sizes = (opening.params_elements, opening.buffers_elements)
+    return FoldOrder(opening.round, opening.attempt, hosts, *sizes, encoding=opening.encoding)
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One open attempt and its buffer: dropped together, so that late sums and unsent views hurt nobody."""
+    """One open attempt and its buffer: dropped together, so that late sums hurt nobody."""
 
-    counts: Accumulator
-    plan: list[Slice]
+    opening: OpenRound
+    streams: Streams
+    base: Buffer | None
+    """the consensus in force, which contributions differ from; none in the initial broadcast"""
     built: Buffer
+    outer: OuterStep | None
     started: float
-    inbox: dict[int, deque[tuple[int, FloatArray]]]
+    shared: set[int] = field(default_factory=set)
+    """hosts on this machine: they are told where the result is, instead of being sent it"""
+    values: dict[int, dict[int, FloatArray]] = field(default_factory=dict)
+    """where the ranks' values lie, by host, ranks ascending, (elements,) each: those that worked and need no stream"""
+    still: Ranges = field(default_factory=list)
+    """elements that the result has in common with ``base``"""
+    plan: list[Slice] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """elements that are still, and not what they were in the buffer that is built in; none yet under way"""
+    planned: bool = False
     next_sum: int = 0
     next_send: int = 0
-    summed: set[int] = field(default_factory=set)
+    summed: dict[int, Values | None] = field(default_factory=dict)
+    """by place in the plan: what is to be sent of each slice that is summed and not sent yet"""
     running: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
 
     @property
     def number(self) -> tuple[int, int]:
-        return self.counts.opening.round, self.counts.opening.attempt
+        return self.opening.round, self.opening.attempt
 
     @property
-    def summed_to(self) -> int:
-        """First element that no sum has asked for yet."""
-        return self.plan[self.next_sum].offset if self.next_sum < len(self.plan) else self.counts.elements
+    def listeners(self) -> list[int]:
+        """Hosts that are sent the update, ascending."""
+        return [host for host in self.streams.hosts if host not in self.shared]
 
-    def take(self, host: int, piece: Slice) -> Pieces:
-        """The host's elements of this slice, removed from its inbox; a chunk that reaches further keeps its rest."""
-        inbox, pieces = self.inbox[host], []
-        while inbox and inbox[0][0] < piece.stop:
-            offset, values = inbox.popleft()
-            wanted = piece.stop - offset
-            pieces.append(values[:wanted])
-            if values.size > wanted:
-                inbox.appendleft((piece.stop, values[wanted:]))
-        return pieces
+    @property
+    def complete(self) -> bool:
+        """Whether everything is summed and sent on, and nothing runs any more."""
+        return self.planned and self.next_send == len(self.plan) and not self.copies and not self.running
+
+    def map(self, host: int, arenas: SharedArenas) -> None:
+        """Find the values of a host that has declared. Raises ``SharedMemoryRefused``."""
+        masses = self.streams.contributions[host].masses
+        worked = sorted(rank for rank, mass in masses.items() if is_realized(mass))
+        self.values[host] = {rank: arenas.values(rank, self.streams.elements) for rank in worked}
+
+    def make_plan(self, cuts: Settings) -> None:
+        """Everybody has declared: what moves, what has to be copied, in which pieces."""
+        self.planned = True
+        if not self.streams.realized:
+            return
+        self.still = self._still()
+        in_chunks = self.listeners or any(host not in self.values for host in self.streams.contributors)
+        longest = cuts.slice_elements if in_chunks else cuts.mapped_elements
+        self.plan = self.streams.slices(self.still, longest)
+        self.copies = list(ranges.cut(ranges.intersection(self.still, self.built.stale), cuts.mapped_elements))
+
+    def piece(self, cut: Slice, taken: dict[int, Streamed]) -> Piece:
+        """The work on one slice, whose streamed parts are ``taken``."""
+        params = cut.section is Section.PARAMS
+        rounded = section_encoding(cut.section, self.opening.encoding) is Encoding.BF16
+        base = None if self.base is None else self.base.values
+        sources: dict[int, Source] = {}
+        for host in self.streams.contributors:
+            share = self.streams.contributions[host]
+            sources[host] = taken[host] if host in taken else self._mapped(host, share, base, cut.section, rounded)
+        return Piece(
+            cut=cut,
+            sources=sources,
+            scale=reciprocal(self.streams.mass if params else self.streams.mover_mass),
+            base=base,
+            new=self.built.values,
+            outer=self.outer if params else None,
+            rounded=rounded,
+            streamed=bool(self.listeners),
+        )
+
+    def commit(self, before: Buffer | None) -> None:
+        """The built buffer is the consensus now, after ``before``; remember what that one lacks."""
+        if before is not None:
+            before.stale = ranges.complement(self.still, 0, self.streams.elements)
+        self.built.stale = []
+        zero = self._momentum_zero()
+        self.built.momentum_zero = zero if self.opening.initial else ranges.intersection(zero, self.still)
+
+    def _mapped(
+        self, host: int, share: Contribution, base: FloatArray | None, section: Section, rounded: bool
+    ) -> Mapped:
+        by_rank = self.values[host]
+        masses = share.masses if section is Section.PARAMS else share.mover_masses
+        weights = [masses[rank] for rank in by_rank]
+        return Mapped(base, list(by_rank), list(by_rank.values()), weights, share.still, rounded)
+
+    def _still(self) -> Ranges:
+        if self.opening.initial:
+            return []
+        still = self.streams.still
+        if self.outer is not None:  # momentum moves what nobody moves any more
+            buffers = (self.opening.params_elements, self.streams.elements)
+            still = ranges.intersection(still, ranges.union(self._momentum_zero(), [buffers]))
+        return still
+
+    def _momentum_zero(self) -> Ranges:
+        return [] if self.outer is None else self.outer.zero

@@ -1,12 +1,13 @@
-"""The outer optimizer: a round's average taken as one step of the cohort (DiLoCo, arXiv:2311.08105; behaviour G10).
+"""The outer optimizer: a round's update taken as the gradient of one step of the cohort (DiLoCo, arXiv:2311.08105;
+behaviour G10).
 
-With p the last consensus, a the average, and d = p - a, which plays the gradient (Nesterov, as in torch's SGD):
+With p the last consensus and d the round's update, which is the way from the average to p (Nesterov, as torch's SGD):
 
     m <- momentum * m + d
-    p <- p - lr * (d + momentum * m)   =   a + ((1 - lr) * d - lr * momentum * m)
+    p <- p - lr * (d + momentum * m)
 
-The right-hand form is the one computed, element by element in f32: with lr 1 and momentum 0 it is the average itself.
-It happens once, here, before a slice is streamed, so that every rank adopts the same bits.
+element by element in f32: with lr 1 and momentum 0 the step is the update itself. It happens once, here, before a slice
+is streamed, so that everybody applies the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from backend.core.config import RunConfig
-from backend.reduce.sums import FloatArray, NonFinite, Pieces, sum_slice
+from wire.arithmetic import FloatArray, scratch
+from wire.ranges import Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,44 +28,42 @@ class Nesterov:
     lr: float
     momentum: float
 
-    def step(self, average: FloatArray, start: FloatArray, before: FloatArray | None, after: FloatArray) -> None:
-        """Turn ``average`` into what is adopted, and write the momentum to ``after``.
+    def step(self, update: FloatArray, before: FloatArray | None, after: FloatArray) -> None:
+        """Turn ``update`` into the outer update in place, and write the momentum to ``after``.
 
-        ``start`` is the last consensus and ``before`` the momentum it was reached with (none: zeros). All are (n,) f32.
+        ``before`` is the momentum that the last consensus was reached with (none: zeros). All are (n,) f32, with n at
+        most ``BLOCK_ELEMENTS``.
         """
-        back = start - average
         if before is None:
-            np.copyto(after, back)
+            np.copyto(after, update)
         else:
             np.multiply(before, np.float32(self.momentum), out=after)
-            np.add(after, back, out=after)
-        np.multiply(back, np.float32(1.0 - self.lr), out=back)
-        np.subtract(back, np.float32(self.lr * self.momentum) * after, out=back)
-        np.add(average, back, out=average)
+            np.add(after, update, out=after)
+        ahead = np.multiply(after, np.float32(self.momentum), out=scratch.product[: after.size])
+        np.add(update, ahead, out=update)
+        np.multiply(update, np.float32(self.lr), out=update)
 
 
 @dataclass(frozen=True, slots=True)
-class OuterSlice:
-    """What the step of one slice reads and writes, all of the slice's length; ``start`` None makes no step and hands
-    the momentum on."""
+class OuterStep:
+    """What the steps of one attempt read and write, (params_elements,) each."""
 
     optimizer: Nesterov
-    start: FloatArray | None
     before: FloatArray | None
+    zero: Ranges
+    """where ``before`` is zero and ``after`` was never written"""
     after: FloatArray
+    initial: bool
+    """no step: values are handed out, and the momentum goes on"""
 
-    def apply(self, average: FloatArray) -> NonFinite | None:
-        """Step in place; return what is not finite afterwards, if anything."""
-        if self.start is None:
-            np.copyto(self.after, 0.0 if self.before is None else self.before)
-            return None
-        with np.errstate(all="ignore"):  # looked for below, once
-            self.optimizer.step(average, self.start, self.before, self.after)
-        for values in (average, self.after):
-            bad = np.flatnonzero(~np.isfinite(values))
-            if bad.size:
-                return NonFinite(None, int(bad[0]), float(values[bad[0]]), what="the outer step")
-        return None
+    def take(self, update: FloatArray, start: int, stop: int) -> None:
+        """Step these elements of the parameters, in place."""
+        before = None if self.before is None else self.before[start:stop]
+        after = self.after[start:stop]
+        if self.initial:
+            np.copyto(after, 0.0 if before is None else before)
+            return
+        self.optimizer.step(update, before, after)
 
 
 def outer_optimizer(config: RunConfig) -> Nesterov | None:
@@ -71,11 +71,3 @@ def outer_optimizer(config: RunConfig) -> Nesterov | None:
     if config.outer_optimizer == "none":
         return None
     return Nesterov(config.outer_lr, config.outer_momentum)
-
-
-def reduce_slice(
-    contributions: list[Pieces], out: FloatArray, scale: np.float32, outer: OuterSlice | None
-) -> NonFinite | None:
-    """``sum_slice``, and the outer step on what it made. Runs in any thread."""
-    bad = sum_slice(contributions, out, scale)
-    return outer.apply(out) if bad is None and outer is not None else bad

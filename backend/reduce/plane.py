@@ -1,13 +1,16 @@
-"""The controller's half of the CPU reduce: a stream in from every host, one averaged stream out to all.
+"""The controller's half of the CPU reduce: every host's contribution in, one update out to all.
 
-One :class:`ReducePlane` serves one run. It lives on the event loop's thread and only moves memoryviews there;
-slices are summed in a small thread pool, sent on in arena order, and kept, since the controller's copy of the
-last consensus is what a checkpoint is written from. It knows nothing of scheduling: ``open`` says what to
-expect, ``abort`` to forget it (design section 6; behaviour G10; laws L1, L4, L8).
+One :class:`ReducePlane` serves one run. It lives on the event loop's thread and only moves memoryviews there; the
+arithmetic runs in a small thread pool, slice by slice, in host order. A host streams its contribution and is sent the
+update; a host on this machine may share its memory instead, where its ranks' values are read in place and the new
+consensus is mapped. Either way gives the same bits. The controller's copy of the last consensus is what the next update
+is applied to, and what a checkpoint is written from. The plane knows nothing of scheduling: ``open`` says what to
+expect, ``abort`` to forget it (design section 6; decision 0014; behaviour G10; laws L1, L4, L8).
 
 Memory is two arenas (the last consensus and the one that is being built), with an outer optimizer as many of its
-momentum, plus, per host, at most ``window_slices`` slices: the runtime awaits :meth:`ReducePlane.room` before it
-reads more from a host's data link.
+momentum; per streaming host at most ``window_slices`` slices, since the runtime awaits :meth:`ReducePlane.room` before
+it reads more from a host's data link; and, once for all hosts, at most ``outgoing_slices`` slices of the update that
+some link has not been sent yet.
 """
 
 from __future__ import annotations
@@ -16,32 +19,41 @@ import asyncio
 import logging
 import os
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
-import numpy as np
-
-from backend.core.vocabulary import OpenRound, RoundBroken, RoundFinished
-from backend.reduce.accumulator import (
+from backend.core.vocabulary import NonFiniteValue, OpenRound, RoundBroken, RoundFinished
+from backend.reduce import pieces
+from backend.reduce.alive import Alive
+from backend.reduce.attempt import MAPPED_ELEMENTS, Attempt, Settings, fold_order
+from backend.reduce.ledger import Ledger
+from backend.reduce.outer import Nesterov
+from backend.reduce.pieces import Culprit
+from backend.reduce.shared import SharedArenas, SharedMemoryRefused
+from wire import failpoints
+from wire.arithmetic import FloatArray
+from wire.mass import is_realized
+from wire.messages import Contribution, Message, NonFinite, UpdateComing
+from wire.session import ChunkHeader, Section
+from wire.streams import (
     SLICE_ELEMENTS,
-    Accumulator,
     ContributionRefused,
-    Slice,
+    Streamed,
+    Streams,
     chunk_round,
     same_round,
-    slices,
+    section_encoding,
 )
-from backend.reduce.attempt import Attempt, Buffer
-from backend.reduce.outer import Nesterov, OuterSlice, reduce_slice
-from backend.reduce.sums import F32, FloatArray, NonFinite, reciprocal
-from wire.messages import Contribution
-from wire.session import ChunkHeader, Section
 
 Send = Callable[[int, ChunkHeader, memoryview], None]
 """queue a chunk to a host's data link; seal it when it is written, since a view is free and a sealed copy is not"""
+Tell = Callable[[int, Message], None]
+"""queue a message to a host's data link"""
 
-WINDOW_SLICES = 8
+WINDOW_SLICES = 4
+OUTGOING_SLICES = 8
 
 logger = logging.getLogger(__name__)
 
@@ -49,37 +61,37 @@ logger = logging.getLogger(__name__)
 class ReducePlane:
     """The reduce of one run. Every method is called on the event loop's thread and returns at once.
 
-    ``send(host, header, payload)`` queues a chunk downwards, ``finished`` and ``broken`` report the end of an
-    attempt; all three are called on the same thread, possibly from within a method of the plane. ``outer`` makes each
-    round's average of the parameters a step of its own; buffers and the initial broadcast are taken as they are.
+    ``send(host, header, payload)`` and ``tell(host, message)`` queue chunks and messages downwards, ``finished`` and
+    ``broken`` report the end of an attempt; all four are called on the same thread, possibly from within a method of
+    the plane. ``outer`` makes each round's update of the parameters a step of its own; buffers and the initial
+    broadcast are taken as they are. ``tuning`` is for tests and benchmarks: ``slice_elements``, ``mapped_elements``,
+    ``window_slices``, ``outgoing_slices``, ``threads``.
     """
 
     def __init__(
         self,
         *,
         send: Send,
+        tell: Tell,
         finished: Callable[[RoundFinished], None],
         broken: Callable[[RoundBroken], None],
-        slice_elements: int = SLICE_ELEMENTS,
-        window_slices: int = WINDOW_SLICES,
-        threads: int = min(4, os.cpu_count() or 1),
         clock: Callable[[], float] = time.monotonic,
         outer: Nesterov | None = None,
+        tuning: Mapping[str, int] | None = None,
     ) -> None:
+        threads = min(4, os.cpu_count() or 1)
+        usual = Settings(SLICE_ELEMENTS, MAPPED_ELEMENTS, threads, WINDOW_SLICES, OUTGOING_SLICES)
+        self._cuts = replace(usual, **(tuning or {}))
         self._send = send
+        self._tell = tell
         self._finished = finished
         self._broken = broken
-        self._slice_elements = slice_elements
-        self._window = window_slices * slice_elements
-        self._threads = threads
         self._clock = clock
-        self._outer = outer
-        self._restored: FloatArray | None = None
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="reduce")
+        self._ledger = Ledger(outer)
+        self._pool = ThreadPoolExecutor(self._cuts.threads, thread_name_prefix="reduce")
         self._open: Attempt | None = None
-        self._closed_attempt: tuple[int, int] | None = None
-        self._consensus: Buffer | None = None
-        self._before: Buffer | None = None
+        self._shared: dict[int, SharedArenas] = {}
+        self._outgoing = Alive(self._sent_on)
         self._moved = asyncio.Event()
         self.ignored = 0
         """frames of another attempt, of a host that is not expected, or received before"""
@@ -90,57 +102,56 @@ class ReducePlane:
 
         Whoever holds it may keep it: a buffer that was handed out is never written again.
         """
-        return None if self._consensus is None else self._lend(self._consensus, self._consensus.values)
+        return self._ledger.values
 
     @property
     def outer_momentum(self) -> FloatArray | None:
         """The outer momentum behind the last committed arena (f32, params only), to keep like ``consensus``; None
         before the first, and without an outer optimizer."""
-        if self._consensus is None or self._consensus.momentum is None:
-            return None
-        return self._lend(self._consensus, self._consensus.momentum)
+        return self._ledger.momentum
 
     def restore_outer(self, momentum: FloatArray) -> None:
         """Go on with the momentum of a checkpoint, (params_elements,) f32; call it before the first round is opened.
 
         Raises ``ValueError`` without an outer optimizer, once there is a round, or for what is no finite f32 vector.
         """
-        if self._outer is None:
-            raise ValueError("this run has no outer optimizer whose momentum could be restored")
-        if self._open is not None or self._consensus is not None:
+        if self._open is not None:
             raise ValueError("the outer momentum can be restored before the first round only")
-        if momentum.dtype != F32 or momentum.ndim != 1:
-            raise ValueError(f"the outer momentum is one f32 vector, not {momentum.dtype} of shape {momentum.shape}")
-        if not np.isfinite(momentum).all():
-            raise ValueError("the outer momentum to restore is not finite")
-        self._restored = momentum.copy()
+        self._ledger.restore(momentum)
 
     @property
     def waiting_for(self) -> dict[int, str]:
         """What the open attempt still misses, in words, by host; empty when none is open."""
-        return self._open.counts.waiting_for() if self._open is not None else {}
+        return self._open.streams.waiting_for() if self._open is not None else {}
+
+    # ---------------------------------------------------------------------------------------------- what to expect
+
+    def share(self, host: int, arenas: SharedArenas) -> None:
+        """From its next contribution on, this host's ranks are read where they lie, and nothing is streamed to it."""
+        self._shared[host] = arenas
+
+    def unshare(self, host: int) -> None:
+        """The host's data link is over, so its memory is not read any more."""
+        self._shared.pop(host, None)
 
     def open(self, opening: OpenRound) -> None:
         """Expect one contribution from each of these hosts. An attempt that is still open is dropped.
 
-        Raises ``ValueError`` without hosts, and for a restored momentum of another length than the parameters.
+        Raises ``ValueError`` without hosts, before the initial broadcast, for another model than the consensus is of,
+        and for a restored momentum of another length than the parameters.
         """
         if not opening.hosts:
             raise ValueError(f"round {opening.round} was opened without hosts")
-        if self._consensus is not None:
-            self._restored = None  # it went on with the first consensus, which nobody can take back any more
-        if self._restored is not None and self._restored.size != opening.params_elements:
-            sizes = f"{self._restored.size} elements, the parameters {opening.params_elements}"
-            raise ValueError(f"the restored outer momentum has {sizes}")
-        counts = Accumulator(opening)
+        self._ledger.check(opening)
+        built = self._ledger.take_buffer(opening)
         self._open = Attempt(
-            counts=counts,
-            plan=slices(opening.params_elements, opening.buffers_elements, self._slice_elements),
-            built=self._take_buffer(counts.elements, opening.params_elements),
+            opening=opening,
+            streams=Streams(fold_order(opening), initial=opening.initial, longest=self._cuts.slice_elements),
+            base=None if opening.initial else self._ledger.consensus,
+            built=built,
+            outer=self._ledger.outer_step(built, opening.initial),
             started=self._clock(),
-            inbox={host: deque() for host in counts.hosts},
         )
-        self._closed_attempt = None
         self._wake()
 
     def abort(self, round: int, attempt: int, reason: str) -> None:
@@ -152,45 +163,60 @@ class ReducePlane:
         logger.debug("round %s, attempt %s aborted: %s", round, attempt, reason)
         if self._open is not None and self._open.number == (round, attempt):
             self._open = None
-        elif self._closed_attempt == (round, attempt):
-            self._consensus, self._before = self._before, None
-            self._closed_attempt = None
+        else:
+            self._ledger.take_back((round, attempt))
         self._wake()
 
+    # ------------------------------------------------------------------------------------------- what hosts say
+
     def contribution(self, host: int, contribution: Contribution) -> None:
-        """A host declares its work. Breaks the attempt when it is not what was expected."""
-        attempt = self._expecting(host)
-        if attempt is None or (contribution.round, contribution.attempt) != attempt.number:
-            self.ignored += 1
+        """A host declares its work. Breaks the attempt when it, or memory that the host shares, is not what was
+        expected."""
+        attempt = self._expecting(host, contribution)
+        if attempt is None:
             return
+        shared = self._shared.get(host)
         try:
-            fresh = attempt.counts.contribute(host, contribution)
+            fresh = attempt.streams.contribute(host, contribution, streamed=shared is None)
+            if shared is not None:
+                attempt.shared.add(host)
+                attempt.map(host, shared)
         except ContributionRefused as refused:
             self._break(refused.reason, refused.host)
             return
+        except SharedMemoryRefused as refused:
+            self._break(str(refused), host)
+            return
         self.ignored += not fresh
-        if attempt.counts.declared and not attempt.counts.realized:
-            self._close(attempt)
-        else:
-            self._advance(attempt)
+        failpoints.hit("plane.contribution", host=host, round=contribution.round, attempt=contribution.attempt)
+        if attempt.streams.declared and not attempt.planned:
+            self._begin(attempt)
+        self._advance(attempt)
 
     def chunk(self, host: int, header: ChunkHeader, payload: memoryview) -> None:
         """A host's next elements; the plane keeps ``payload`` until it is summed."""
-        attempt = self._expecting(host)
-        if attempt is None or not same_round(header, *attempt.number):
+        attempt = self._open
+        if attempt is None or host not in attempt.opening.hosts or not same_round(header, *attempt.number):
             self.ignored += 1
             return
         try:
-            fresh = attempt.counts.arrived(host, header, payload.nbytes)
+            attempt.streams.arrived(host, header, payload)
         except ContributionRefused as refused:
             self._break(refused.reason, refused.host)
             return
-        if not fresh:
-            self.ignored += 1
-            return
-        attempt.inbox[host].append((header.offset, np.frombuffer(payload, dtype=F32)))
         attempt.bytes_up += payload.nbytes
         self._advance(attempt)
+
+    def non_finite(self, host: int, found: NonFinite) -> None:
+        """A host's relay saw a value that no sum may hold: the attempt is broken."""
+        attempt = self._expecting(host, found)
+        if attempt is None:
+            return
+        if found.rank not in attempt.opening.hosts[host] or not 0 <= found.element < attempt.streams.elements:
+            where = f"element {found.element} of rank {found.rank}"
+            self._break(f"it speaks of {where}, of which it knows nothing", host)
+            return
+        self._break_for(attempt, Culprit(found.element, found.value, host, found.rank))
 
     async def room(self, host: int) -> None:
         """Return once the plane can take another chunk from this host; await it before each read of its link.
@@ -203,147 +229,157 @@ class ReducePlane:
     def close(self) -> None:
         """Drop everything and let the threads end."""
         self._open = None
+        self._shared.clear()
         self._wake()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------------------------------------ one attempt
 
-    def _expecting(self, host: int) -> Attempt | None:
+    def _expecting(self, host: int, message: Contribution | NonFinite) -> Attempt | None:
         attempt = self._open
-        return attempt if attempt is not None and host in attempt.inbox else None
+        if attempt is None or host not in attempt.opening.hosts or (message.round, message.attempt) != attempt.number:
+            self.ignored += 1
+            return None
+        return attempt
+
+    def _begin(self, attempt: Attempt) -> None:
+        """Everybody has declared: say what comes down, and bring up to date what does not move."""
+        attempt.make_plan(self._cuts)
+        if not attempt.streams.realized:
+            return
+        round_, number = attempt.number
+        coming = UpdateComing(round_, number, absolute=attempt.opening.initial, still=attempt.still)
+        for host in attempt.listeners:
+            self._tell(host, coming)
+        copies, attempt.copies = attempt.copies, []
+        for start, stop in copies:
+            assert attempt.base is not None, "nothing is still in the initial broadcast"
+            self._run(attempt, pieces.copy, attempt.base.values, attempt.built.values, start, stop)
 
     def _advance(self, attempt: Attempt) -> None:
         """Start every sum whose slices are all here, a few at a time."""
-        counts = attempt.counts
         while (
-            counts.declared
+            attempt.planned
             and attempt.next_sum < len(attempt.plan)
-            and attempt.running < self._threads
-            and counts.covers(attempt.plan[attempt.next_sum])
+            and attempt.running < self._cuts.threads
+            and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
+            and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
-            self._sum(attempt, attempt.next_sum)
+            cut = attempt.plan[attempt.next_sum]
+            taken = attempt.streams.take(cut)
+            self._run(attempt, pieces.reduce_piece, attempt.piece(cut, taken), at=attempt.next_sum, taken=taken)
             attempt.next_sum += 1
         self._wake()
-        if counts.declared and attempt.next_send == len(attempt.plan):
+        if attempt.complete:
             self._close(attempt)
 
-    def _sum(self, attempt: Attempt, index: int) -> None:
-        piece = attempt.plan[index]
-        mass = attempt.counts.mass if piece.section is Section.PARAMS else attempt.counts.mover_mass
-        future = asyncio.get_running_loop().run_in_executor(
-            self._pool,
-            reduce_slice,
-            [attempt.take(host, piece) for host in attempt.counts.contributors],
-            attempt.built.values[piece.offset : piece.stop],
-            reciprocal(mass),
-            self._outer_slice(attempt, piece),
-        )
+    def _run(
+        self,
+        attempt: Attempt,
+        work: Callable[..., Any],
+        *arguments: Any,
+        at: int | None = None,
+        taken: Mapping[int, Streamed] | None = None,
+    ) -> None:
+        """Have a thread do this; ``at``: the place in the plan of what it makes."""
+        future = asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
         attempt.running += 1
-        future.add_done_callback(lambda done: self._summed(attempt, index, done))
+        future.add_done_callback(lambda done: self._ran(attempt, done, at, dict(taken or {})))
 
-    def _outer_slice(self, attempt: Attempt, piece: Slice) -> OuterSlice | None:
-        """The outer step of this slice: from the last consensus, which no initial broadcast and no first round has."""
-        after = attempt.built.momentum
-        if self._outer is None or after is None or piece.section is not Section.PARAMS:
-            return None
-        last = self._consensus
-        start = last.values if last is not None and not attempt.counts.opening.initial else None
-        before = self._restored if last is None else last.momentum
-        cut = slice(piece.offset, piece.stop)
-        return OuterSlice(
-            self._outer,
-            start=None if start is None else start[cut],
-            before=None if before is None else before[cut],
-            after=after[cut],
-        )
-
-    def _summed(self, attempt: Attempt, index: int, done: asyncio.Future[NonFinite | None]) -> None:
+    def _ran(self, attempt: Attempt, done: asyncio.Future[Any], at: int | None, taken: dict[int, Streamed]) -> None:
         attempt.running -= 1
+        attempt.streams.summed(taken)
         if attempt is not self._open or done.cancelled():
             return
         if error := done.exception():
-            self._break(f"slice {index} could not be summed: {error!r}")
+            self._break(f"a piece of the round could not be worked on: {error!r}")
             return
-        if bad := done.result():
-            self._break_for(attempt, attempt.plan[index], bad)
+        result = done.result()
+        if isinstance(result, Culprit):
+            self._break_for(attempt, result)
             return
-        attempt.summed.add(index)
-        self._send_summed(attempt)
+        if at is not None:
+            attempt.summed[at] = result
+            failpoints.hit("plane.summed", round=attempt.number[0], offset=attempt.plan[at].offset)
+            self._send_summed(attempt)
         self._advance(attempt)
 
     def _send_summed(self, attempt: Attempt) -> None:
-        """Send on what is summed, in arena order, to everybody who is expected, idle hosts too."""
+        """Send on what is summed, in arena order, to everybody who listens, idle hosts too."""
         round_, number = attempt.number
         while attempt.next_send in attempt.summed:
-            attempt.summed.remove(attempt.next_send)
-            piece = attempt.plan[attempt.next_send]
-            header = ChunkHeader(chunk_round(round_), number, piece.section, piece.offset, piece.elements)
-            payload = attempt.built.values[piece.offset : piece.stop].data.toreadonly()
+            values = attempt.summed.pop(attempt.next_send)
+            cut = attempt.plan[attempt.next_send]
             attempt.next_send += 1
-            for host in attempt.counts.hosts:
+            if values is None:
+                continue
+            encoding = section_encoding(cut.section, attempt.opening.encoding)
+            header = ChunkHeader(chunk_round(round_), number, cut.section, cut.offset, cut.elements, encoding)
+            self._outgoing.add(values)
+            payload = values.data.toreadonly()
+            for host in attempt.listeners:
                 attempt.bytes_down += payload.nbytes
+                failpoints.hit("plane.chunk.down", host=host, round=round_, offset=cut.offset)
                 self._send(host, header, payload)
+
+    def _sent_on(self) -> None:
+        """A slice of some update is on its way to everybody, or dropped."""
+        if self._open is not None:
+            self._advance(self._open)
 
     def _close(self, attempt: Attempt) -> None:
         """Everything is summed and sent, or nobody worked: this is the consensus, and the round's end."""
-        counts = attempt.counts
+        streams, opening = attempt.streams, attempt.opening
         self._open = None
-        if counts.realized:
-            self._before, self._consensus = self._consensus, attempt.built
-            self._closed_attempt = attempt.number
+        if streams.realized:
+            coming = UpdateComing(*attempt.number, opening.initial, attempt.still, attempt.built.path)
+            for host in sorted(attempt.shared):
+                self._tell(host, coming)
+            self._ledger.commit(attempt)
         self._wake()
+        failpoints.hit("plane.finished.before", round=opening.round)
         self._finished(
             RoundFinished(
-                round=counts.opening.round,
-                attempt=counts.opening.attempt,
-                realized=counts.realized,
-                buffers_realized=counts.buffers_realized,
-                steps=counts.steps,
-                mass=counts.mass,
+                round=opening.round,
+                attempt=opening.attempt,
+                realized=streams.realized,
+                buffers_realized=streams.buffers_realized,
+                steps=streams.steps,
+                mass=streams.mass,
                 bytes_up=attempt.bytes_up,
                 bytes_down=attempt.bytes_down,
                 seconds=self._clock() - attempt.started,
             )
         )
+        failpoints.hit("plane.finished.after", round=opening.round)
 
-    def _break_for(self, attempt: Attempt, piece: Slice, bad: NonFinite) -> None:
-        where = f"{bad.value} at element {piece.offset + bad.index} ({piece.section.name.lower()})"
-        if bad.contributor is None:
-            self._break(f"{bad.what} is {where}, though every contribution is finite")
+    def _break_for(self, attempt: Attempt, bad: Culprit) -> None:
+        section = Section.PARAMS if bad.element < attempt.opening.params_elements else Section.BUFFERS
+        where = f"{bad.value} at element {bad.element} ({section.name.lower()})"
+        if bad.host is None:
+            self._break(f"the new consensus is {where}, though every contribution is finite")
             return
-        host = attempt.counts.contributors[bad.contributor]
-        ranks = ", ".join(map(str, sorted(attempt.counts.opening.hosts[host])))
-        self._break(f"host {host} (ranks {ranks}) contributed {where}", host)
+        share, rank = attempt.streams.contributions.get(bad.host), bad.rank
+        if rank is None and share is not None:
+            worked = [rank for rank, mass in share.masses.items() if is_realized(mass)]
+            rank = worked[0] if len(worked) == 1 else None
+        who = f"host {bad.host} (ranks {', '.join(map(str, sorted(attempt.opening.hosts[bad.host])))})"
+        if rank is not None:
+            who = f"rank {rank} of host {bad.host}"
+        self._break(f"{who} contributed {where}", bad.host, NonFiniteValue(rank, bad.element, bad.value))
 
-    def _break(self, reason: str, host: int | None = None) -> None:
+    def _break(self, reason: str, host: int | None = None, value: NonFiniteValue | None = None) -> None:
         assert self._open is not None, "only an open attempt breaks"
         round_, attempt = self._open.number
         self._open = None
         self._wake()
-        self._broken(RoundBroken(round=round_, attempt=attempt, reason=reason, host=host))
+        self._broken(RoundBroken(round=round_, attempt=attempt, reason=reason, host=host, non_finite=value))
 
-    # ----------------------------------------------------------------------------------- buffers and waiting
-
-    @staticmethod
-    def _lend(buffer: Buffer, values: FloatArray) -> FloatArray:
-        buffer.lent = True
-        view = values.view()
-        view.flags.writeable = False
-        return view
-
-    def _take_buffer(self, elements: int, params_elements: int) -> Buffer:
-        """The arena to build in: the consensus before the last one, unless somebody may still read it."""
-        spare, self._before = self._before, None
-        if spare is not None and not spare.lent and spare.values.size == elements:
-            return spare
-        momentum = None if self._outer is None else np.empty(params_elements, dtype=F32)
-        return Buffer(np.empty(elements, dtype=F32), momentum)
+    # ----------------------------------------------------------------------------------- waiting
 
     def _has_room(self, host: int) -> bool:
-        attempt = self._expecting(host)
-        if attempt is None:
-            return True
-        return attempt.counts.received.get(host, 0) - attempt.summed_to < self._window
+        attempt = self._open
+        return attempt is None or attempt.streams.held(host) < self._cuts.window_slices * self._cuts.slice_elements
 
     def _wake(self) -> None:
         self._moved.set()

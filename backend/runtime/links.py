@@ -2,7 +2,8 @@
 
     /ws/join     an agent: Hello, then everything that the host says goes to its run's core
     /ws/control  a relay: what its ranks say, checked against the ranks that it owns
-    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane
+    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane; a relay-only host tells
+                 here whose data links end at it
 
 Nothing here decides about a run. A peer that can't prove that it holds the secret, or says nothing, is a stranger:
 counted, slowed in its own connection only, and of no consequence for anybody else.
@@ -21,7 +22,7 @@ from starlette.websockets import WebSocket
 
 from backend.core.config import RunConfig
 from backend.core.vocabulary import HostSaid, RankSaid, StrangerRefused
-from backend.reduce.plane import ReducePlane
+from backend.reduce import Proof, ReducePlane, SharedArenas, SharedMemoryRefused
 from backend.runtime.driver import Clock, Driver
 from backend.runtime.errors import LinkEnded
 from backend.runtime.limits import Gate, Limits, is_nearby, source_of
@@ -33,6 +34,8 @@ from wire.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wire.messages import (
     NO_RANK,
     BatchDone,
+    ChildAttached,
+    ChildLost,
     ChunkDone,
     Contribution,
     EvalResult,
@@ -42,6 +45,7 @@ from wire.messages import (
     Leaving,
     LocalState,
     Message,
+    NonFinite,
     ProbeReport,
     RankExited,
     RankFailed,
@@ -50,6 +54,7 @@ from wire.messages import (
     RelayExited,
     RelayHello,
     RelayWelcome,
+    SharedMemory,
     SyncAck,
 )
 from wire.sealing import OPEN_SECRET
@@ -121,6 +126,7 @@ class Door:
         self._sleep = sleep
         self._pool = pool
         self._numbers = itertools.count(1)
+        self._proof = Proof()
         self._warned: set[str] = set()
 
     # ------------------------------------------------------------------------------------------- endpoints
@@ -145,7 +151,7 @@ class Door:
         reason = "the controller is closing"
         try:
             await run.driver.put(HostSaid(link, first.message, peer.address))
-            reason = await self._converse(Channel.JOIN, outbox, self._listen_host(run, link, peer))
+            reason = await self._converse(Channel.JOIN, outbox, self._listen_host(run, link, peer, first.message))
         finally:
             run.links.join_ended(link, reason)
 
@@ -179,13 +185,16 @@ class Door:
             await self._reject(peer, Reject(code="relay_refused", reason=objection, permanent=True))
             return
         outbox = self._outbox(peer)
-        outbox.post(RelayWelcome())
+        offered = channel is Channel.DATA and peer.may_be_local and bool(hello.ranks)
+        outbox.post(RelayWelcome(self._proof.path, self._proof.secret) if offered else RelayWelcome())
         run.links.attach(channel, hello.host_id, outbox)
         reason = "the controller is closing"
         try:
             reason = await self._converse(channel, outbox, listen(run, hello.host_id, peer))
         finally:
             run.links.relay_ended(channel, hello.host_id, outbox, reason)
+            if channel is Channel.DATA:
+                run.plane.unshare(hello.host_id)
 
     # ------------------------------------------------------------------------------------- before the session
 
@@ -280,10 +289,13 @@ class Door:
 
     # -------------------------------------------------------------------------------------------- listening
 
-    async def _listen_host(self, run: Served, link: int, peer: Peer) -> None:
+    async def _listen_host(self, run: Served, link: int, peer: Peer, hello: Hello) -> None:
+        beats = run.links.beats_of(hello.host, run.config.heartbeat_seconds)
         while True:
             for event in await peer.read():
                 message = _expected(event, FROM_AGENT).message
+                if isinstance(message, HostHeartbeat):
+                    beats.heard(message, self._clock())
                 if run.links.is_joined(link):
                     await run.driver.put(HostSaid(link, message, peer.address))
 
@@ -297,16 +309,35 @@ class Door:
                 await run.driver.put(RankSaid(received.rank, received.message))
 
     async def _listen_chunks(self, run: Served, host: int, peer: Peer) -> None:
+        relay_only = run.links.is_relay_only(host)
         while True:
             # Not read further until the plane can hold more: TCP then holds the host back, and nobody else.
             await run.plane.room(host)
             for event in await peer.read():
-                if isinstance(event, ChunkReceived):
-                    run.plane.chunk(host, event.header, event.payload)
-                    continue
-                message = _expected(event, (Contribution,)).message
-                assert isinstance(message, Contribution)
-                run.plane.contribution(host, message)
+                match event:
+                    case ChunkReceived(header=header, payload=payload):
+                        run.plane.chunk(host, header, payload)
+                    case Received(message=Contribution() as contribution):
+                        run.plane.contribution(host, contribution)
+                    case Received(message=NonFinite() as found):
+                        run.plane.non_finite(host, found)
+                    case Received(message=SharedMemory() as offer) if peer.may_be_local and not relay_only:
+                        self._share(run, host, offer)
+                    case Received(message=ChildAttached(host=child, ranks=ranks)) if relay_only:
+                        run.links.attach_child(host, child, ranks)
+                    case Received(message=ChildLost(host=child, reason=reason)) if relay_only:
+                        run.links.child_lost(host, child, reason)
+                    case _:
+                        _expected(event, ())
+
+    def _share(self, run: Served, host: int, offer: SharedMemory) -> None:
+        """The relay has found our proof: read its ranks' arenas where they lie."""
+        try:
+            run.plane.share(host, SharedArenas(offer.directory))
+        except SharedMemoryRefused as refused:
+            raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"its shared memory is refused: {refused}") from refused
+        run.links.shares_memory(host)
+        log.info("run %d: host %d shares its memory (%s)", run.run_id, host, offer.directory)
 
     async def _converse(self, channel: Channel, outbox: Outbox, listening: Coroutine[Any, Any, None]) -> str:
         """Write and listen until one of the two is over. Answers why."""

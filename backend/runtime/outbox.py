@@ -45,6 +45,8 @@ class Outbox:
         self._capacity = messages
         self._stall_seconds = stall_seconds
         self._items: deque[_Note | _Chunk | _Close] = deque()
+        self._notes = 0
+        """messages among the items: chunks that wait cost no memory of their own, and say nothing of a slow peer"""
         self._wake = asyncio.Event()
         self._beat_seconds: float | None = None
         self._close_code = CloseCode.REFUSED
@@ -61,8 +63,8 @@ class Outbox:
         """Queue a message. When the queue is full, or the link is closing, the link ends and the reason says so."""
         if self._finishing or self._over:
             return
-        if len(self._items) >= self._capacity:
-            self.fail(f"the peer does not read: {len(self._items)} messages wait to be written")
+        if self._notes >= self._capacity:
+            self.fail(f"the peer does not read: {self._notes} messages wait to be written")
             return
         if isinstance(message, Accept):
             # From here on the peer counts our silence against us.
@@ -76,8 +78,8 @@ class Outbox:
     def post_chunk(self, header: ChunkHeader, payload: memoryview) -> None:
         """Queue a chunk, sealed when it's written.
 
-        ``payload`` is a view of the round's arena, so that what waits here costs no memory, and a round can't open
-        before the last one is adopted: at most one arena waits.
+        ``payload`` is the same memory for every host that it's sent to, so that what waits here is held once, and a
+        round can't open before the last one is adopted: at most one round's update waits.
         """
         if not (self._finishing or self._over):
             self._put(_Chunk(header, payload))
@@ -111,6 +113,7 @@ class Outbox:
                     await self.peer.close(item.code, item.reason)
                     return
                 await self._write(item)
+                del item  # a chunk's memory is the round's: not held until the next one comes
         finally:
             self._over = self._over or "the link is over"
             self._items.clear()
@@ -121,7 +124,9 @@ class Outbox:
             if self._over:
                 raise LinkEnded(self._over)
             if self._items:
-                return self._items.popleft()
+                item = self._items.popleft()
+                self._notes -= isinstance(item, _Note)
+                return item
             self._wake.clear()
             try:
                 async with asyncio.timeout(self._beat_seconds):
@@ -145,4 +150,5 @@ class Outbox:
 
     def _put(self, item: _Note | _Chunk | _Close) -> None:
         self._items.append(item)
+        self._notes += isinstance(item, _Note)
         self._wake.set()

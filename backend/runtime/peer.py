@@ -7,6 +7,7 @@ release the GIL, so that bulk data never delays a heartbeat (design section 6).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from concurrent.futures import Executor
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -28,6 +29,8 @@ class Peer:
 
     def __init__(self, socket: WebSocket, session: Session, pool: Executor) -> None:
         self.address = socket.client.host if socket.client else UNKNOWN_ADDRESS
+        self.may_be_local = bool(socket.client) and _may_be_local(self.address, socket.scope.get("server"))
+        """whether both ends of the connection have one address; a tunnel looks like that too"""
         self.session = session
         self.bytes_in = 0
         self.bytes_out = 0
@@ -89,6 +92,15 @@ class Peer:
         except (WebSocketDisconnect, OSError, RuntimeError) as error:
             raise LinkEnded("the connection was lost while writing") from error
         self.bytes_out += len(frame)
+
+
+def _may_be_local(address: str, server: tuple[str, int | None] | None) -> bool:
+    if server is not None and address == server[0]:
+        return True
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
 
 
 def _ending(code: int, reason: str) -> str:

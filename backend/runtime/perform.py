@@ -7,9 +7,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from backend.core.vocabulary import (
     ExpectRelays,
     OpenRound,
     Record,
+    RoundBroken,
     SendHost,
     SendRank,
     SendRelay,
     WriteCheckpoint,
 )
+from backend.reduce.attempt import fold_order
 from backend.reduce.outer import outer_optimizer
 from backend.reduce.plane import ReducePlane
 from backend.runtime.checkpoint import CheckpointPlace, Committed, write_checkpoint
@@ -38,7 +41,8 @@ from backend.runtime.limits import Limits
 from backend.runtime.run_links import RunLinks
 from backend.runtime.view import View, final_figures, live_view
 from backend.store import Store, StoreError
-from wire.messages import RunEnded
+from wire import failpoints
+from wire.messages import RoundAborted, RoundCommitted, RunEnded
 from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
@@ -102,8 +106,9 @@ class LiveRun:
         self.links = RunLinks(self.driver.post)
         self.plane = ReducePlane(
             send=self._send_chunk,
+            tell=self.links.send_data,
             finished=self.driver.post,
-            broken=self.driver.post,
+            broken=self._broken,
             clock=services.clock,
             outer=outer_optimizer(config),
         )
@@ -120,7 +125,9 @@ class LiveRun:
 
     def view(self) -> View:
         """The RunView as it is now."""
-        core = self._core.snapshot(self._services.clock())
+        core, paths = self._core.snapshot(self._services.clock()), self.links.data_paths()
+        members = [member | {"data_path": paths.get(member["host"], "")} for member in core.get("members", ())]
+        core = core | {"members": members}
         if self._outcome is not None:
             phase, reason = self._outcome
             core = core | {"phase": phase, "reason": reason}
@@ -148,6 +155,8 @@ class LiveRun:
                 self.links.send_host(link, message)
             case CloseLink(link=link, reason=reason):
                 self.links.close_join(link, reason)
+            case SendRelay(host=host, message=RoundCommitted() as commit):
+                self._announce(host, commit)
             case SendRelay(host=host, message=message):
                 self.links.send_relay(host, message)
             case SendRank(rank=rank, message=message):
@@ -175,13 +184,40 @@ class LiveRun:
             case _:
                 raise TypeError(f"{type(effect).__name__} is not performed here")
 
+    def _announce(self, host: int, commit: RoundCommitted) -> None:
+        where = {"run": self.run_id, "host": host, "round": commit.round, "attempt": commit.attempt}
+        failpoints.hit("driver.commit.before", **where)
+        self.links.send_relay(host, commit)
+        failpoints.hit("driver.commit.after", **where)
+
     def _reduce(self, effect: OpenRound | AbortRound) -> None:
         if isinstance(effect, OpenRound):
-            self.plane.open(effect)
-            self.tally.rounds += effect.attempt == 0
+            self._open_round(effect)
             return
         self.plane.abort(effect.round, effect.attempt, effect.reason)
         self.links.drop_chunks()
+        aborted = RoundAborted(round=effect.round, attempt=effect.attempt, reason=effect.reason)
+        for host in self.links.relay_only():
+            self.links.send_data(host, aborted)
+
+    def _open_round(self, effect: OpenRound) -> None:
+        """The plane expects one contribution from each data link; a relay-only host is told whose work to fold."""
+        uplinks = self.links.uplinks(effect.hosts)
+        expected = {uplink: tuple(sorted(chain(*hosts.values()))) for uplink, hosts in uplinks.items()}
+        self.plane.open(replace(effect, hosts=expected))
+        self.tally.rounds += effect.attempt == 0
+        for uplink, hosts in uplinks.items():
+            if self.links.is_relay_only(uplink):
+                self.links.send_data(uplink, fold_order(replace(effect, hosts=hosts)))
+
+    def _broken(self, event: RoundBroken) -> None:
+        """The plane knows data links; a value that came by way of a relay-only host is its own rank's, not that
+        host's."""
+        value = event.non_finite
+        if event.host is not None and value is not None and self.links.is_relay_only(event.host):
+            owner = None if value.rank is None else self.links.owner(value.rank)
+            event = replace(event, non_finite=None) if owner is None else replace(event, host=owner)
+        self.driver.post(event)
 
     def _send_chunk(self, host: int, header: ChunkHeader, payload: memoryview) -> None:
         outbox = self.links.data(host)

@@ -1,5 +1,5 @@
 /** What is left of a run: how it ended, its model, its dead, its epochs, its configuration. */
-import { MISSING, bytes, count, figure, leadMetric, metric, plural, span, words } from "./format.js";
+import { MISSING, bytes, count, figure, leadMetric, metric, span, words } from "./format.js";
 import { html } from "./html.js";
 import { Icon } from "./icons.js";
 import { Table, column } from "./table.js";
@@ -132,7 +132,7 @@ export function Epochs({ live, epochs }) {
     column("Time", (row) => span(row.seconds), { number: true }),
   ];
   return html`
-    <${Panel} title="Epochs" note=${each ? `${count(each)} samples each, accepted exactly once` : ""}>
+    <${Panel} title="Epochs" note=${each ? `${count(each)} samples each, accepted exactly once or listed lost` : ""}>
       ${rows.length
         ? html`<div class="tall-scroll steady" tabindex="0" role="region" aria-label="Finished epochs">
             <${Table}
@@ -148,8 +148,10 @@ export function Epochs({ live, epochs }) {
 }
 
 function samples(row) {
-  const lost = (row.samples_lost ?? []).length;
-  const note = lost > 0 && html` <span class="tone-bad ink">${plural(lost, "range")} lost</span>`;
+  const lost = row.samples_lost ?? [];
+  const size = lost.reduce((sum, piece) => sum + piece.size, 0);
+  const why = lost.map((piece) => `${piece.offset} to ${piece.offset + piece.size - 1}: ${piece.reason}, r${piece.rank}`);
+  const note = size > 0 && html` <span class="tone-bad ink" title=${why.join("; ")}>${count(size)} lost</span>`;
   return html`${count(row.samples_accepted)}${note}`;
 }
 

@@ -34,6 +34,12 @@ const ANCHOR = html`
   </span>
 `;
 
+const leftOut = (r) => html`
+  <span class="badge tone-bad" title="Rounds without this rank: what it contributed was not finite">
+    left out ${count(r.exclusions)}×
+  </span>
+`;
+
 const figures = (label, cell, sort) => column(label, cell, { number: true, sort });
 const pace = (r) => html`${r.emulated_ms && html`<${Emulated} brief=${true} />`} ${millis(r.ms_per_batch)}`;
 const done = (r) => html`
@@ -46,7 +52,7 @@ const COLUMNS = [
   column("Where", (r) => html`${r.host_name} <span class="muted mono">${r.device}</span>`, {
     sort: (r) => `${r.host_name} ${r.device}`,
   }),
-  column("State", (r) => html`<${State} state=${r.state} />`, { sort: (r) => r.state }),
+  column("State", (r) => html`<${State} state=${r.state} /> ${r.exclusions > 0 && leftOut(r)}`, { sort: (r) => r.state }),
   WINDOW,
   figures("Per batch", pace, (r) => r.ms_per_batch),
   figures("Steps", (r) => count(r.steps), (r) => r.steps),

@@ -147,6 +147,7 @@ const AVERAGE = [
     min: 0,
     when: outer,
   }),
+  flag("bf16_wire", "Parameters travel as bf16", false, "Halves what a round moves; what changed is rounded to 8 bits"),
 ];
 
 const PATIENCE = [
@@ -161,6 +162,10 @@ const PATIENCE = [
 ];
 
 const CHECKS = [
+  choice("non_finite", "NaN or infinity", "exclude", "What becomes of a rank that contributes a value that is no number", {
+    choices: ["exclude", "stop"],
+    names: { exclude: "leave the rank out of the round", stop: "end the run" },
+  }),
   flag("verify_consensus", "Compare parameters after every round", true, "Each rank reports a hash; they must agree"),
   flag(
     "open_admission",

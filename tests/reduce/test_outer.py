@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from plane_kit import BUFFERS, ELEMENTS, PARAMS, Bench, arenas, chunks, declared
+from plane_kit import BUFFERS, ELEMENTS, PARAMS, Bench, arenas, chunks, declared, share_of
 
 from backend.core.config import RunConfig
 from backend.core.vocabulary import OpenRound, RoundFinished
@@ -17,20 +17,25 @@ from backend.reduce.outer import Nesterov, outer_optimizer
 DILOCO = Nesterov(lr=0.7, momentum=0.9)
 
 
-def bench_with(outer: Nesterov | None = DILOCO, **options: object) -> Bench:
-    return Bench({"outer": outer, **options})
+def bench_with(outer: Nesterov | None = DILOCO, **tuning: int) -> Bench:
+    return Bench(tuning, outer)
 
 
 async def play(
-    bench: Bench, arena: np.ndarray, round_: int, *, steps: int = 1, attempt: int = 0, initial: bool = False
+    bench: Bench, average: np.ndarray, round_: int, *, steps: int = 1, attempt: int = 0, initial: bool = False
 ) -> RoundFinished:
-    """A round of one host whose arena is ``steps`` times the average; without steps nobody worked."""
+    """A round of one host whose rank holds ``average``; without steps nobody worked."""
     bench.plane.open(OpenRound(round_, attempt, {0: (0,)}, initial, PARAMS, BUFFERS))
-    bench.plane.contribution(0, declared({0: steps}, round_, attempt))
+    contribution = declared({0: steps}, round_, attempt)
+    bench.plane.contribution(0, contribution)
     if steps:
-        for header, payload in chunks(arena, round_=round_, attempt=attempt):
-            bench.plane.chunk(0, header, payload)
-    return await bench.finished()
+        share = share_of(contribution, None if initial else bench.consensus, {0: average})
+        for chunk in chunks(share, round_=round_, attempt=attempt):
+            bench.plane.chunk(0, *chunk)
+    finished = await bench.finished()
+    if finished.realized:
+        bench.commit()
+    return finished
 
 
 def consensus(bench: Bench) -> np.ndarray:
@@ -47,16 +52,19 @@ class Oracle:
     """The same arithmetic over the whole arena at once: f32 throughout, one operation at a time."""
 
     def __init__(self, lr: float, mu: float, start: np.ndarray) -> None:
-        self.mu, self.rest, self.drive = np.float32(mu), np.float32(1 - lr), np.float32(lr * mu)
+        self.lr, self.mu = np.float32(lr), np.float32(mu)
         self.arena = start.copy()
         self.momentum = np.zeros(PARAMS, np.float32)
 
     def take(self, average: np.ndarray) -> None:
-        p, a = self.arena[:PARAMS], average[:PARAMS]
-        d = p - a
-        self.momentum = self.mu * self.momentum + d
-        self.arena = average.copy()
-        self.arena[:PARAMS] = a + (self.rest * d - self.drive * self.momentum)
+        self.step(self.arena - average)
+
+    def step(self, update: np.ndarray) -> None:
+        gradient = update[:PARAMS]
+        self.momentum = self.mu * self.momentum + gradient
+        outer = update.copy()
+        outer[:PARAMS] = self.lr * (gradient + self.mu * self.momentum)
+        self.arena = self.arena - outer
 
 
 async def test_three_rounds_by_hand() -> None:
@@ -78,15 +86,14 @@ async def test_the_same_bits_as_the_oracle_whatever_the_slices(lr: float, mu: fl
     given = arenas(6)
     for seed in range(10):
         dice = random.Random(seed)
-        options = {"slice_elements": dice.randint(1, 30), "threads": dice.randint(1, 4)}
-        bench = bench_with(Nesterov(lr, mu), **options)
+        bench = bench_with(Nesterov(lr, mu), slice_elements=dice.randint(1, 30), threads=dice.randint(1, 4))
         await play(bench, given[0], -1, initial=True)
         oracle = Oracle(lr, mu, given[0])
         for number, arena in enumerate(given[1:]):
             await play(bench, arena, number)
             oracle.take(arena)
             assert consensus(bench).tobytes() == oracle.arena.tobytes(), f"seed {seed}, round {number}"
-            assert bench.arenas[0].tobytes() == oracle.arena.tobytes(), "what was streamed is what is kept"
+            assert bench.hosts[0].base.tobytes() == oracle.arena.tobytes(), "what was streamed is what is kept"
             assert momentum(bench).tobytes() == oracle.momentum.tobytes()
         bench.plane.close()
 
@@ -119,18 +126,20 @@ async def test_every_host_gets_the_same_bits_of_a_weighted_round() -> None:
     bench = bench_with()
     await play(bench, start, -1, initial=True)
     bench.plane.open(OpenRound(0, 0, {0: (0,), 1: (1,), 2: (2,)}, False, PARAMS, BUFFERS))
-    for host, (steps, arena) in enumerate([(3, first), (1, second), (0, None)]):
+    for host in (1, 2):
+        bench.host(host).base = start
+    for host, (steps, share) in enumerate([(3, first), (1, second), (0, None)]):
         bench.plane.contribution(host, declared({host: steps}))
-        for header, payload in chunks(arena) if arena is not None else ():
+        for header, payload in chunks(share) if share is not None else ():
             bench.plane.chunk(host, header, payload)
     await bench.finished()
-    average = first + second
-    average[:PARAMS] *= np.float32(1 / 4)
-    average[PARAMS:] *= np.float32(1 / 2)
+    update = first + second
+    update[:PARAMS] *= np.float32(1 / 4)
+    update[PARAMS:] *= np.float32(1 / 2)
     oracle = Oracle(0.7, 0.9, start)
-    oracle.take(average)
-    assert {arena.tobytes() for arena in bench.arenas.values()} == {oracle.arena.tobytes()}
-    assert sorted(bench.arenas) == [0, 1, 2], "idle hosts too"
+    oracle.step(update)
+    assert {receiver.new.tobytes() for receiver in bench.hosts.values()} == {oracle.arena.tobytes()}
+    assert sorted(bench.hosts) == [0, 1, 2], "idle hosts too"
 
 
 async def test_a_round_without_work_steps_nowhere() -> None:
@@ -170,7 +179,8 @@ async def test_an_abort_anywhere_in_the_stream_leaves_the_momentum_as_it_was() -
         await play(bench, first, 0)
         kept = momentum(bench) if seed % 2 else None  # a buffer that was lent is treated unlike one that was not
         bench.plane.open(OpenRound(1, 0, {0: (0,), 1: (1,)}, False, PARAMS, BUFFERS))
-        streams = [list(chunks(arena, round_=1)) for arena in (second, lost)]
+        bench.host(1).base = bench.consensus
+        streams = [list(chunks(bench.consensus - arena, round_=1)) for arena in (second, lost)]
         for host in (0, 1):
             bench.plane.contribution(host, declared({host: 1}, 1))
         for index in range(dice.randint(0, len(streams[0]))):
@@ -258,7 +268,7 @@ async def test_what_cannot_be_restored_is_refused_by_name() -> None:
     bench = bench_with()
     bench.plane.restore_outer(np.zeros(3, np.float32))
     with pytest.raises(ValueError, match=f"3 elements, the parameters {PARAMS}"):
-        bench.open({0: (0,)})
+        bench.open({0: (0,)}, -1)
     bench = bench_with()
     await play(bench, arenas(1)[0], -1, initial=True)
     with pytest.raises(ValueError, match="before the first round only"):
@@ -268,14 +278,14 @@ async def test_what_cannot_be_restored_is_refused_by_name() -> None:
 async def test_a_step_out_of_range_breaks_the_round_and_blames_nobody() -> None:
     bench = bench_with(Nesterov(10.0, 0.9))
     await play(bench, np.full(ELEMENTS, -1e38, np.float32), -1, initial=True)
-    far = np.full(ELEMENTS, 1e38, np.float32)
+    far = np.full(ELEMENTS, -2e38, np.float32)
     bench.open({0: (0,)})
     bench.plane.contribution(0, declared({0: 1}))
     for header, payload in chunks(far):
         bench.plane.chunk(0, header, payload)
     broken = await bench.broken()
     assert broken.host is None
-    assert broken.reason == "the outer step is inf at element 0 (params), though every contribution is finite"
+    assert broken.reason == "the new consensus is inf at element 0 (params), though every contribution is finite"
     assert (consensus(bench) == np.float32(-1e38)).all()
     assert not momentum(bench).any()
 

@@ -37,6 +37,7 @@ from wire.messages import (
     RelayHello,
     RelayWelcome,
     TensorSpec,
+    UpdateComing,
     Versions,
 )
 from wire.sealing import OPEN_SECRET
@@ -227,7 +228,7 @@ class Link:
 
     @classmethod
     async def dial(cls, url: str, channel: Channel, secret: bytes, run_id: int = 0) -> Self:
-        socket = await websockets.connect(url, compression=None, max_size=None, ping_interval=None)
+        socket = await websockets.connect(url, compression=None, max_size=None, ping_interval=None, max_queue=2)
         link = cls(socket, Session.client(channel, secret, run_id=run_id))
         await socket.send(link.session.opening())
         return link
@@ -305,6 +306,10 @@ class ScriptedHost:
         self.control: Link
         self.data: Link
         self.accept: Accept
+        self.base: np.ndarray
+        """the consensus that it holds"""
+        self.welcomes: list[RelayWelcome] = []
+        """on its control link, then on its data link"""
 
     async def dial(self) -> Link:
         self.join = await Link.dial(self.site.url(Channel.JOIN), Channel.JOIN, self.site.join_secret)
@@ -348,12 +353,12 @@ class ScriptedHost:
     async def attach(self) -> None:
         """Both relay links, welcomed."""
         self.control = await self.relay(Channel.CONTROL)
-        await self.control.hear(RelayWelcome)
+        self.welcomes = [await self.control.hear(RelayWelcome)]
         self.data = await self.relay(Channel.DATA)
-        await self.data.hear(RelayWelcome)
+        self.welcomes.append(await self.data.hear(RelayWelcome))
 
     async def contribute(self, request: Any, steps: dict[int, int], values: np.ndarray, buffers: np.ndarray) -> None:
-        """Declare this work and stream already scaled values; nothing is streamed when nobody worked."""
+        """Declare the work of the host's only rank and stream what it amounts to; nothing when it didn't work."""
         masses = {rank: float(count) for rank, count in steps.items()}
         movers = {rank: float(count > 0) for rank, count in steps.items()}
         await self.data.say(
@@ -361,20 +366,27 @@ class ScriptedHost:
         )
         if not any(masses.values()):
             return
-        number = request.round & 0xFFFFFFFF
+        number, (count,) = request.round & 0xFFFFFFFF, masses.values()
+        if not request.initial:
+            values, buffers = self.base[: values.size] - values, self.base[values.size :] - buffers
+        values = values * np.float32(count)
         await self.data.stream(ChunkHeader(number, request.attempt, 0, 0, values.size), values)
         if buffers.size:
             await self.data.stream(ChunkHeader(number, request.attempt, 1, values.size, buffers.size), buffers)
 
     async def consensus(self, elements: int) -> np.ndarray:
-        """What the controller streams down for one round."""
+        """What the controller's stream of one round makes of the consensus that this host holds."""
+        coming = await self.data.hear(UpdateComing)
+        assert (coming.still, coming.path) == ([], "")
         arena = np.full(elements, np.nan, dtype=np.float32)
         filled = 0
         while filled < elements:
             header, values = await self.data.next_chunk()
             assert header.offset == filled, "slices come in arena order"
-            arena[header.offset : header.offset + header.elements] = values
+            cut = slice(header.offset, header.offset + header.elements)
+            arena[cut] = values if coming.absolute else self.base[cut] - values
             filled += header.elements
+        self.base = arena
         return arena
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -126,6 +127,33 @@ async def test_chunks_of_an_aborted_attempt_are_dropped_and_messages_are_not() -
         await finished(task)
     # The first was being written already; its frame has its sequence number, so it has to go.
     assert wire.heard == [chunk(0)[0], Shutdown("kept"), chunk(9)[0]]
+
+
+async def test_a_chunk_that_was_written_is_let_go_of() -> None:
+    async with writing() as (wire, outbox, _):
+        values = np.zeros(4, dtype="<f4")
+        alive = weakref.ref(values)
+        outbox.post_chunk(ChunkHeader(0, 0, 0, 0, 4), values.data)
+        del values
+        async with asyncio.timeout(5):
+            while not wire.heard:
+                wire.writing.clear()
+                await wire.writing.wait()
+        await turns(20)
+        assert alive() is None
+
+
+async def test_many_chunks_that_wait_say_nothing_of_a_slow_peer() -> None:
+    async with writing(messages=3) as (wire, outbox, task):
+        wire.open.clear()
+        for number in range(10):
+            outbox.post_chunk(*chunk(number))
+        outbox.post(Shutdown("heard all the same"))
+        outbox.finish("end")
+        wire.open.set()
+        await finished(task)
+    assert wire.heard[-1] == Shutdown("heard all the same")
+    assert len(wire.heard) == 11
 
 
 async def test_a_write_that_stalls_ends_the_link() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ class Rank:
 
     async def _contribute(self, request: RequestParams) -> None:
         steps = int(self.rank == 0) if request.initial else self.since_sync
-        await self.host.contribute(request, {self.rank: steps}, self.params * np.float32(steps), BUFFERS)
+        await self.host.contribute(request, {self.rank: steps}, self.params, BUFFERS)
         self.since_sync = 0
 
     async def _adopt(self, commit: RoundCommitted, realized: bool) -> None:
@@ -206,14 +207,19 @@ async def test_one_exact_round_by_hand(tmp_path: Path) -> None:
         await eventually(lambda: where.controller.metrics()["links_control"] == 0, "the relay links to close")
 
 
+def ended(events: list[Event]) -> list[RoundFinished]:
+    return [event for event in events if isinstance(event, RoundFinished)]
+
+
 async def test_a_round_of_many_slices_is_streamed_exactly_and_in_full_duplex(tmp_path: Path) -> None:
     """Two hosts, some slices of parameters: sealed, summed and sent on by threads, and still bit for bit."""
     params, buffers = 3 * SLICE + 12_345, 7
     opening = OpenRound(4, 0, {1: (0,), 2: (1,)}, False, params, buffers)
+    openings = [replace(opening, round=-1, initial=True), opening]
 
     def answer(event: Event, now: float) -> list[Effect]:
         if isinstance(event, Operator):
-            return [ExpectRelays(opening.hosts)] if event.act == "start" else [opening]
+            return [ExpectRelays(opening.hosts)] if event.act == "start" else [openings.pop(0)]
         return []
 
     core = ScriptedCore(answer)
@@ -227,26 +233,30 @@ async def test_a_round_of_many_slices_is_streamed_exactly_and_in_full_duplex(tmp
             host.accept = Accept(run_id, number, [number - 1], b"s" * 32, 10.0, 60.0, 30.0, run.secret)
             await host.attach()
             hosts.append(host)
-        await where.controller.command(run_id, "stop")
         random = np.random.default_rng(7)
-        arenas = [random.integers(-1000, 1000, params + buffers).astype(np.float32) for _ in hosts]
+        base, *shares = [random.integers(-1000, 1000, params + buffers).astype(np.float32) for _ in range(3)]
 
-        async def contribute(host: ScriptedHost, steps: int, arena: np.ndarray) -> np.ndarray:
+        async def contribute(host: ScriptedHost, round_: int, steps: int, share: np.ndarray) -> np.ndarray:
             (rank,) = host.accept.ranks
-            await host.data.say(Contribution(4, 0, {rank: steps}, {rank: steps}, {rank: 1.0}, params, buffers))
+            mover = {rank: float(steps > 0)}
+            await host.data.say(Contribution(round_, 0, {rank: steps}, {rank: steps}, mover, params, buffers))
             receiving = asyncio.create_task(host.consensus(params + buffers))
-            for section, start, stop in ((0, 0, params), (1, params, params + buffers)):
+            for section, start, stop in ((0, 0, params), (1, params, params + buffers)) if steps else ():
                 for offset in range(start, stop, SLICE):
-                    values = arena[offset : min(offset + SLICE, stop)] * np.float32(steps if section == 0 else 1)
-                    await host.data.stream(ChunkHeader(4, 0, section, offset, values.size), values)
+                    values = share[offset : min(offset + SLICE, stop)] * np.float32(steps if section == 0 else 1)
+                    await host.data.stream(ChunkHeader(round_ & 0xFFFFFFFF, 0, section, offset, values.size), values)
             return await receiving
 
-        results = await asyncio.gather(*(contribute(h, n, a) for h, n, a in zip(hosts, (3, 1), arenas, strict=True)))
-        finished = await core.heard(RoundFinished)
-    expected = np.concatenate(
+        for number, (round_, steps, given) in enumerate([(-1, (1, 0), [base, base]), (4, (3, 1), shares)], 1):
+            await where.controller.command(run_id, "stop")
+            work = zip(hosts, steps, given, strict=True)
+            results = await asyncio.gather(*(contribute(host, round_, n, share) for host, n, share in work))
+            await core.until(lambda events: len(ended(events)) == number)  # noqa: B023 awaited here
+        finished = ended(core.events)[-1]
+    expected = base - np.concatenate(
         [
-            (arenas[0][:params] * 3 + arenas[1][:params]) * np.float32(0.25),
-            (arenas[0][params:] + arenas[1][params:]) * np.float32(0.5),
+            (shares[0][:params] * 3 + shares[1][:params]) * np.float32(0.25),
+            (shares[0][params:] + shares[1][params:]) * np.float32(0.5),
         ]
     )
     for result in results:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from wire import arithmetic
 from wire.messages import (
     BatchDone,
     ChunkDone,
@@ -25,7 +26,7 @@ from wire.messages import (
     SyncAck,
     TrainingPlan,
 )
-from worker.arena_file import ArenaFile
+from worker.arena_file import ArenaFile, FloatArray
 from worker.control import Control, Leave
 from worker.local_link import BlockingLink
 from worker.loop import LoopOptions, TrainingLoop, Workload
@@ -155,30 +156,50 @@ class Cohort:
         self.ranks = ranks
         self.params = ranks[0].workload.arena.params_elements
         elements = ranks[0].elements
-        self._consensus = ArenaFile.create(Path(ranks[0].spec.shm_dir) / "consensus", elements).values
+        directory = Path(ranks[0].spec.shm_dir)
+        self._files = [ArenaFile.create(directory / f"consensus.{number}", elements) for number in range(2)]
+        self.base: FloatArray | None = None
 
-    def reduce(self, number: int, *, initial: bool = False, attempts: int = 1) -> list[SyncAck]:
-        """A whole round; with more attempts, the earlier ones are asked for and thrown away."""
-        for attempt in range(attempts):
+    def reduce(
+        self, number: int, *, initial: bool = False, attempts: int = 1, excluded: int | None = None
+    ) -> list[SyncAck]:
+        """A whole round; with more attempts, the earlier ones are asked for and thrown away. An ``excluded`` rank is
+        left out of a second attempt."""
+        if excluded is not None:
+            for rank in self.ranks:
+                self._ask(rank, RequestParams(round=number, attempt=0, initial=initial))
+        first = 0 if excluded is None else 1
+        for attempt in range(first, first + attempts):
             request = RequestParams(round=number, attempt=attempt, initial=initial)
-            snapshots = [self._ask(rank, request) for rank in self.ranks]
+            without = msgspec.structs.replace(request, excluded=True)
+            snapshots = [self._ask(rank, without if n == excluded else request) for n, rank in enumerate(self.ranks)]
         mass = sum(snapshot.mass for snapshot in snapshots)
         movers = sum(snapshot.mover_mass for snapshot in snapshots)
-        total = np.zeros_like(self._consensus)
-        for rank, snapshot in zip(self.ranks, snapshots, strict=True):
-            if snapshot.mass > 0:
-                total += rank.out
+        self.snapshots = snapshots
+        path = ""
         if mass > 0:
-            total[: self.params] *= np.float32(1 / mass)
-            total[self.params :] *= np.float32(1 / movers)
-            self._consensus[:] = total
-        commit = RoundCommitted(round=number, attempt=attempts - 1, realized=mass > 0, buffers_realized=movers > 0)
+            self._files.reverse()
+            path = str(self._files[0].path)
+            self._build(self._files[0].values, snapshots)
+        commit = RoundCommitted(number, attempt, realized=mass > 0, buffers_realized=movers > 0, consensus=path)
         for rank in self.ranks:
             rank.send(commit)
         acks = [rank.expect(SyncAck) for rank in self.ranks]
         assert all(ack.round == number for ack in acks)
         assert len({ack.params_hash for ack in acks}) == 1 or mass == 0
+        assert (acks[0].params_hash != "") == (mass > 0)
         return acks
+
+    def _build(self, new: FloatArray, snapshots: list[SnapshotReady]) -> None:
+        """The consensus from everybody's values, as the reduce would build it."""
+        for start, stop, kind in ((0, self.params, "mass"), (self.params, new.size, "mover_mass")):
+            masses = {rank: getattr(one, kind) for rank, one in enumerate(snapshots) if getattr(one, kind) > 0}
+            values = [self.ranks[rank].out[start:stop] for rank in masses]
+            base = None if self.base is None else self.base[start:stop]
+            update = np.empty(stop - start, np.float32)
+            arithmetic.contribution(base, values, list(masses.values()), update)
+            arithmetic.apply(base, update * arithmetic.reciprocal(sum(masses.values())), new[start:stop])
+        self.base = new
 
     def window(self, chunks: dict[int, StartChunk], number: int, **options: Any) -> list[SyncAck]:
         """Train these chunks by rank, then reduce."""

@@ -15,7 +15,7 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from backend.core.vocabulary import OpenRound, RoundBroken, RoundFinished
-from backend.reduce import ReducePlane
+from backend.reduce import Proof, ReducePlane, SharedArenas
 from wire.codes import CloseCode
 from wire.errors import RemoteProtocolError
 from wire.mass import gamma_mass, mover_mass
@@ -23,6 +23,7 @@ from wire.messages import (
     NO_RANK,
     Contribution,
     Message,
+    NonFinite,
     RankHello,
     RankReady,
     Reject,
@@ -30,8 +31,10 @@ from wire.messages import (
     RelayWelcome,
     RequestParams,
     RoundCommitted,
+    SharedMemory,
     SnapshotReady,
 )
+from wire.ranges import Ranges
 from wire.session import Channel, ChunkHeader, ChunkReceived, Incoming, Received, Session
 from worker.arena import Arena
 from worker.local_link import AsyncLink
@@ -55,6 +58,9 @@ class Door:
         self.websocket = websocket
         self.session = Session.server(lambda channel, run: SECRET if run == RUN else None)
         self.outbox: asyncio.Queue[tuple[int, Message] | tuple[ChunkHeader, memoryview]] = asyncio.Queue()
+        self.shared = asyncio.Event()
+        self.chunks = self.elements = 0
+        """what came up"""
 
     async def read(self) -> list[Incoming]:
         events = self.session.receive(await self.websocket.recv())
@@ -73,10 +79,12 @@ class Door:
 
 
 class Controller:
-    """Just enough of a controller: one port, two endpoints, a reduce plane."""
+    """Just enough of a controller: one port, two endpoints, a reduce plane. ``welcome`` greets data links."""
 
-    def __init__(self, hosts: dict[int, list[int]]) -> None:
+    def __init__(self, hosts: dict[int, list[int]], slice_elements: int = 64) -> None:
         self.hosts = hosts
+        self.welcome = RelayWelcome()
+        self.proof = Proof()
         self.doors: dict[tuple[Channel, int], Door] = {}
         self.heard: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
         self.results: asyncio.Queue[RoundFinished | RoundBroken] = asyncio.Queue()
@@ -87,9 +95,10 @@ class Controller:
         self.paths: list[str] = []
         self.plane = ReducePlane(
             send=lambda host, header, payload: self.doors[Channel.DATA, host].outbox.put_nowait((header, payload)),
+            tell=lambda host, message: self.doors[Channel.DATA, host].outbox.put_nowait((NO_RANK, message)),
             finished=self.results.put_nowait,
             broken=self.results.put_nowait,
-            slice_elements=64,
+            tuning={"slice_elements": slice_elements},
         )
         self._server: Server | None = None
 
@@ -122,12 +131,19 @@ class Controller:
         for host in self.hosts:
             self.doors[Channel.CONTROL, host].outbox.put_nowait((NO_RANK, message))
 
-    def open(self, round_: int, attempt: int, alive: dict[int, tuple[int, ...]], model: Arena) -> None:
+    def offer_memory(self) -> None:
+        """From here on relays hear where to find this controller's memory."""
+        self.welcome = RelayWelcome(self.proof.path, self.proof.secret)
+
+    def open(
+        self, round_: int, attempt: int, alive: dict[int, tuple[int, ...]], model: Arena, encoding: int = 0
+    ) -> None:
         """What the core does to begin an attempt: the plane first, then every living rank."""
-        self.plane.open(OpenRound(round_, attempt, alive, round_ < 0, model.params_elements, model.buffers_elements))
+        sizes = {"params_elements": model.params_elements, "buffers_elements": model.buffers_elements}
+        self.plane.open(OpenRound(round_, attempt, alive, round_ < 0, encoding=encoding, **sizes))
         for ranks in alive.values():
             for rank in ranks:
-                self.send_rank(rank, RequestParams(round=round_, attempt=attempt, initial=round_ < 0))
+                self.send_rank(rank, RequestParams(round_, attempt, initial=round_ < 0, encoding=encoding))
 
     def commit(self, finished: RoundFinished) -> None:
         self.send_relays(RoundCommitted(finished.round, finished.attempt, finished.realized, finished.buffers_realized))
@@ -171,7 +187,8 @@ class Controller:
                     await door.websocket.close(CloseCode.REFUSED, self.refuse)
                     return None
                 assert event.message.ranks == self.hosts[event.message.host_id]
-                await door.websocket.send(door.session.seal(RelayWelcome()))
+                data = door.session.channel is Channel.DATA
+                await door.websocket.send(door.session.seal(self.welcome if data else RelayWelcome()))
                 self.doors[door.session.channel, event.message.host_id] = door
                 if all((channel, event.message.host_id) in self.doors for channel in (Channel.CONTROL, Channel.DATA)):
                     self.attached[event.message.host_id].set()
@@ -183,12 +200,19 @@ class Controller:
             if door.session.channel is Channel.DATA:
                 await self.plane.room(host)
             for event in await door.read():
-                if isinstance(event, ChunkReceived):
-                    self.plane.chunk(host, event.header, event.payload)
-                elif isinstance(event, Received) and isinstance(event.message, Contribution):
-                    self.plane.contribution(host, event.message)
-                elif isinstance(event, Received):
-                    self.heard.put_nowait((event.rank, event.message))
+                match event:
+                    case ChunkReceived(header=header, payload=payload):
+                        door.chunks, door.elements = door.chunks + 1, door.elements + header.elements
+                        self.plane.chunk(host, header, payload)
+                    case Received(message=Contribution() as contribution):
+                        self.plane.contribution(host, contribution)
+                    case Received(message=NonFinite() as found):
+                        self.plane.non_finite(host, found)
+                    case Received(message=SharedMemory() as offer):
+                        self.plane.share(host, SharedArenas(offer.directory))
+                        door.shared.set()
+                    case Received(rank=rank, message=message):
+                        self.heard.put_nowait((rank, message))
 
 
 class Rank:
@@ -205,11 +229,13 @@ class Rank:
         self.number = number
         self.model = model
         self.steps = 0
+        self.hash = ""
+        """of the consensus that it adopted last"""
         self.writer = writer
         self.link = AsyncLink(reader, writer)
         self.arena = Arena.for_model(model)
         self.arena.create_out(directory / f"rank{number}.out")
-        self.arena.open_consensus(directory / "consensus")
+        self.still: Ranges = []
 
     @classmethod
     async def join(cls, number: int, model: nn.Module, directory: Path) -> Rank:
@@ -239,13 +265,14 @@ class Rank:
         request: RequestParams = await self.hears(RequestParams)
         mass, mover = gamma_mass(self.steps, 1.0), mover_mass(self.steps)
         if pack:
-            self.arena.pack(mass, mover)
-        await self.link.send(SnapshotReady(request.round, request.attempt, self.steps, mass, mover))
+            self.still = self.arena.pack()
+        await self.link.send(SnapshotReady(request.round, request.attempt, self.steps, mass, mover, self.still))
         return request
 
     async def adopts(self) -> RoundCommitted:
         commit: RoundCommitted = await self.hears(RoundCommitted)
-        self.arena.adopt(params=commit.realized, buffers=commit.buffers_realized)
+        moved = self.arena.adopt(commit.consensus, params=commit.realized, buffers=commit.buffers_realized)
+        self.hash = moved.consensus_hash or self.hash
         self.steps = 0
         return commit
 
@@ -277,7 +304,7 @@ async def relay(
     url: str, directory: Path, host: int = 0, ranks: list[int] | None = None, **changes: Any
 ) -> AsyncIterator[RelayProcess]:
     """Start a relay; it is killed at the end if it still runs."""
-    os.makedirs(directory, exist_ok=True)
+    os.makedirs(directory, mode=0o700, exist_ok=True)
     values = {"run_secret": SECRET.hex(), "connect_seconds": PATIENCE} | changes
     spec = RelaySpec(url=url, host_id=host, ranks=ranks or [0], run_id=RUN, shm_dir=str(directory), **values)
     process = await asyncio.create_subprocess_exec(
@@ -296,8 +323,8 @@ async def relay(
 
 
 @asynccontextmanager
-async def controller(hosts: dict[int, list[int]]) -> AsyncIterator[Controller]:
-    served = Controller(hosts)
+async def controller(hosts: dict[int, list[int]], slice_elements: int = 64) -> AsyncIterator[Controller]:
+    served = Controller(hosts, slice_elements)
     await served.start()
     try:
         yield served

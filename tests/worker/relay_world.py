@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -37,12 +38,17 @@ class World:
         self.ranks: dict[int, Rank] = {}
 
     @classmethod
-    async def form(cls, stack: AsyncExitStack, hosts: dict[int, list[int]], directory: Path) -> World:
+    async def form(
+        cls, stack: AsyncExitStack, hosts: dict[int, list[int]], directory: Path, sharing: Collection[int] = ()
+    ) -> World:
+        """``sharing``: the hosts that use the controller's memory; the others are told to stream."""
         served = await stack.enter_async_context(controller(hosts))
+        served.offer_memory()
         world = cls(served, directory)
         for host, ranks in hosts.items():
-            started = await stack.enter_async_context(relay(served.url, directory / f"host{host}", host, ranks))
-            world.relays[host] = started
+            place = directory / f"host{host}"
+            started = relay(served.url, place, host, ranks, shared_memory=host in sharing)
+            world.relays[host] = await stack.enter_async_context(started)
         for host, ranks in hosts.items():
             await world.relays[host].listening()
             await soon(served.attached[host].wait())
@@ -52,28 +58,40 @@ class World:
                 assert await world.heard() == (rank, RankReady(world.ranks[rank].arena.layout_hash, 1000, 10))
         return world
 
+    async def begin(self, value: float = 0.0) -> None:
+        """The initial broadcast: everybody starts where rank 0 is."""
+        self.ranks[0].model.w.data.fill_(value)
+        self.ranks[0].steps = 1
+        self.open(-1)
+        for rank in self.ranks.values():
+            assert (await rank.answers()).initial
+        self.controller.commit(await self.reduced())
+        for rank in self.ranks.values():
+            assert (await rank.adopts()).round == -1
+        assert self.values() == {value}
+
     async def heard(self) -> tuple[int, Message]:
         return await soon(self.controller.heard.get())
 
-    def open(self, round_: int, attempt: int = 0, dead: tuple[int, ...] = ()) -> None:
+    def open(self, round_: int, attempt: int = 0, dead: tuple[int, ...] = (), encoding: int = 0) -> None:
         alive = {
             host: living
             for host, ranks in self.controller.hosts.items()
             if (living := tuple(rank for rank in ranks if rank not in dead))
         }
-        self.controller.open(round_, attempt, alive, self.ranks[0].arena)
+        self.controller.open(round_, attempt, alive, self.ranks[0].arena, encoding)
 
     async def reduced(self) -> RoundFinished:
         result = await soon(self.controller.results.get())
         assert isinstance(result, RoundFinished), result
         return result
 
-    async def round(self, round_: int, steps: dict[int, int]) -> None:
+    async def round(self, round_: int, steps: dict[int, int], encoding: int = 0) -> None:
         """One whole window and its round among all ranks."""
         for number, rank in self.ranks.items():
             rank.steps = steps.get(number, 0)
             rank.model.drive(rank.steps)
-        self.open(round_)
+        self.open(round_, encoding=encoding)
         for rank in self.ranks.values():
             assert (await rank.answers()).round == round_
         self.controller.commit(await self.reduced())

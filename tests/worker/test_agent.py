@@ -13,6 +13,7 @@ from tiny_controller import RUN, Guest, TinyController, tiny_controller
 from wire.messages import (
     WIRE_VERSION,
     BatchDone,
+    ControllerHeartbeat,
     Hello,
     HostHeartbeat,
     JobOffer,
@@ -94,6 +95,20 @@ async def test_the_probe_names_what_is_wrong_with_a_job() -> None:
         code, output = await running.ended()
     assert code == 3
     assert "refused (job_broken): it does not load on test-host" in output
+
+
+async def test_a_host_says_how_late_the_controllers_word_came() -> None:
+    async with tiny_controller(beats=False) as controller, agent(controller.url) as running:
+        host = await controller.guest()
+        await controller.admit(host, ODO, SAMPLES)
+        await host.send(ControllerHeartbeat())
+        for _ in range(4):  # 0.2 s each
+            assert (await host.expect(HostHeartbeat)).late == 0
+        await host.send(ControllerHeartbeat())
+        while (beat := await host.expect(HostHeartbeat)).late == 0:
+            pass
+        assert (beat.late, beat.worst_late_seconds >= 0.3) == (1, True)
+        await running.said("the controller was silent for")
 
 
 async def test_a_job_that_prints_or_dies_does_not_garble_its_report(tmp_path: Path) -> None:

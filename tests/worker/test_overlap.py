@@ -46,7 +46,7 @@ def request(number: int = 0, attempt: int = 0) -> RequestParams:
 
 
 def commit(number: int = 0, attempt: int = 0, realized: bool = True) -> RoundCommitted:
-    return RoundCommitted(round=number, attempt=attempt, realized=realized, buffers_realized=realized)
+    return RoundCommitted(number, attempt, realized=realized, buffers_realized=realized, consensus="c")
 
 
 def ready(number: int, attempt: int, steps: int) -> SnapshotReady:
@@ -59,7 +59,7 @@ def test_a_round_in_the_middle_of_a_chunk_stops_nobody() -> None:
     assert control.state is State.WORKING
     control.step_done()
     control.step_done()
-    assert control.receive(commit()) == [Adopt(0, params=True, buffers=True, ahead=True)]
+    assert control.receive(commit()) == [Adopt(0, params=True, buffers=True, ahead=True, consensus="c")]
     assert (control.state, control.steps_since_round, control.steps) == (State.WORKING, 2, 5)
     assert control.receive(request(1)) == [Pack(ready(1, 0, 2))], "what came after the snapshot is the next round's"
 
@@ -67,7 +67,7 @@ def test_a_round_in_the_middle_of_a_chunk_stops_nobody() -> None:
 def test_who_did_nothing_since_the_snapshot_is_not_ahead() -> None:
     control = working(3)
     control.receive(request())
-    assert control.receive(commit()) == [Adopt(0, params=True, buffers=True, ahead=False)]
+    assert control.receive(commit()) == [Adopt(0, params=True, buffers=True, ahead=False, consensus="c")]
     assert control.state is State.WORKING
 
 
@@ -77,7 +77,7 @@ def test_a_chunk_that_comes_during_a_round_starts_at_once() -> None:
     assert control.state is State.REDUCING
     assert control.receive(chunk_of(2, step=7)) == [SetClock(7), Train(chunk_of(2, step=7))]
     control.step_done()
-    assert control.receive(commit(realized=False)) == [Adopt(0, params=False, buffers=False, ahead=True)]
+    assert control.receive(commit(realized=False)) == [Adopt(0, params=False, buffers=False, ahead=True, consensus="c")]
     assert control.state is State.WORKING
 
 
@@ -95,7 +95,7 @@ def test_a_new_attempt_is_answered_while_training_goes_on() -> None:
     control.receive(request())
     control.step_done()
     assert control.receive(request(attempt=1)) == [Resend(ready(0, 1, 4))], "the arena still holds the snapshot"
-    assert control.receive(commit(attempt=1)) == [Adopt(0, params=True, buffers=True, ahead=True)]
+    assert control.receive(commit(attempt=1)) == [Adopt(0, params=True, buffers=True, ahead=True, consensus="c")]
     assert control.steps_since_round == 1
 
 
@@ -139,7 +139,7 @@ class Ahead:
                 given, emulate_ms_per_batch=15.625, clock=self.gate.clock, sleep=self.gate.sleep
             ),
         )
-        self.consensus = ArenaFile.create(directory / "consensus", self.rig.elements).values
+        self.consensus = ArenaFile.create(directory / "consensus.0", self.rig.elements)
         self.rig.send(RequestParams(round=-1, attempt=0, initial=True))
         self.rig.expect(SnapshotReady)
         self.adopt(-1, 0.0)
@@ -150,8 +150,9 @@ class Ahead:
         return float(self.rig.workload.trainer.model.w.detach())
 
     def adopt(self, number: int, value: float, attempt: int = 0) -> None:
-        self.consensus[:] = np.float32(value)
-        self.rig.send(RoundCommitted(round=number, attempt=attempt, realized=True, buffers_realized=True))
+        self.consensus.values[:] = np.float32(value)
+        path = str(self.consensus.path)
+        self.rig.send(RoundCommitted(number, attempt, realized=True, buffers_realized=True, consensus=path))
 
     def until(self, kind: type[Message]) -> Message:
         """Let batches through until a message of this kind comes in between."""
@@ -198,7 +199,7 @@ def test_a_rank_packs_trains_on_and_adopts_as_its_policy_says(tmp_path: Path, po
         done = play.batches_before
         packed, accepted = w, accepted + snapshot.steps
         assert accepted == done, "the snapshot holds exactly the batches that were done before it"
-        assert play.rig.out[0] == np.float32(packed) * snapshot.steps
+        assert play.rig.out[0] == np.float32(packed), "the value itself"
         consensus = packed + 1000.0 * (number + 1)
         play.adopt(number, consensus)
         ack = play.until(SyncAck)

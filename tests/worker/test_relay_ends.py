@@ -42,7 +42,7 @@ async def test_sigterm_ends_it_while_the_controller_does_not_read(tmp_path: Path
         rank.steps = 1
         await soon(served.heard.get())
         served.gate.clear()
-        served.open(0, 0, {0: (0,)}, rank.arena)
+        served.open(-1, 0, {0: (0,)}, rank.arena)
         await rank.answers()
         begun = time.monotonic()
         started.process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The relay's bookkeeping: who is folded, what is staged, when the ranks may adopt."""
+"""The relay's way up: who is folded, in which pieces, to which bits, and who is to blame for what is no number."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wire.messages import RequestParams, RoundAborted, RoundCommitted, SnapshotReady
-from wire.session import ChunkHeader, Section
-from worker.fold import Fold, FoldError, FoldPlan, Model, Piece, Staging
-from worker.relay import fold
+from wire import arithmetic
+from wire.messages import RequestParams, RoundAborted, SnapshotReady
+from wire.ranges import Ranges
+from wire.session import ChunkHeader, Encoding, Section
+from worker.fold import Fold, FoldPlan, Model, Piece, SnapshotRefused
+from worker.folding import NotFinite, fold
 
 MODEL = Model(params_elements=10, buffers_elements=4)
 
 
-def request(round_: int, attempt: int = 0) -> RequestParams:
-    return RequestParams(round=round_, attempt=attempt, initial=False)
+def request(round_: int, attempt: int = 0, encoding: int = Encoding.F32) -> RequestParams:
+    return RequestParams(round=round_, attempt=attempt, initial=round_ < 0, encoding=encoding)
 
 
-def snapshot(steps: int, round_: int = 0, attempt: int = 0) -> SnapshotReady:
-    mover = float(steps > 0)
-    return SnapshotReady(round=round_, attempt=attempt, steps=steps, mass=float(steps), mover_mass=mover)
+def snapshot(steps: int, round_: int = 0, attempt: int = 0, still: Ranges | None = None) -> SnapshotReady:
+    return SnapshotReady(round_, attempt, steps, mass=float(steps), mover_mass=float(steps > 0), still=still or [])
 
 
-def folding(*ranks: int, round_: int = 0, attempt: int = 0) -> Fold:
+def folding(*ranks: int, round_: int = 0, attempt: int = 0, encoding: int = Encoding.F32) -> Fold:
     state = Fold(ranks)
     state.model = MODEL
-    assert state.requested(request(round_, attempt))
+    assert state.requested(request(round_, attempt, encoding))
     return state
 
 
@@ -118,124 +119,120 @@ def test_rounds_count_from_the_initial_broadcast() -> None:
 # ---------------------------------------------------------------------------------------------------- the pieces
 
 
-def pieces(state: Fold, steps: dict[int, int], size: int, round_: int = 0) -> list[Piece]:
-    plans = [state.ready(rank, snapshot(n, round_)) for rank, n in steps.items()]
+def planned(state: Fold, snapshots: dict[int, SnapshotReady]) -> FoldPlan:
+    plans = [state.ready(rank, snapshot) for rank, snapshot in snapshots.items()]
+    assert plans[:-1] == [None] * (len(plans) - 1)
     plan: Any = plans[-1]
     assert isinstance(plan, FoldPlan)
-    return list(plan.pieces(size))
+    return plan
+
+
+def cuts(plan: FoldPlan, size: int = 4) -> list[tuple[int, int, int]]:
+    headers = [piece.header for piece in plan.pieces(size)]
+    assert all(header.problem(None) == "" for header in headers)
+    return [(header.section, header.offset, header.elements) for header in headers]
+
+
+PARAMS, BUFFERS = Section.PARAMS, Section.BUFFERS
 
 
 def test_pieces_cover_both_sections_and_leave_idle_ranks_out() -> None:
-    found = pieces(folding(3, 1, 2), {3: 2, 1: 0, 2: 5}, 4)
-    assert [(piece.header.section, piece.header.offset, piece.header.elements) for piece in found] == [
-        (Section.PARAMS, 0, 4), (Section.PARAMS, 4, 4), (Section.PARAMS, 8, 2), (Section.BUFFERS, 10, 4),
-    ]  # fmt: skip
-    assert {piece.ranks for piece in found} == {(2, 3)}
-    assert found[-1].stop == 14
+    plan = planned(folding(3, 1, 2), {3: snapshot(2), 1: snapshot(0), 2: snapshot(5)})
+    assert cuts(plan) == [(PARAMS, 0, 4), (PARAMS, 4, 4), (PARAMS, 8, 2), (BUFFERS, 10, 4)]
+    assert [piece.masses for piece in plan.pieces(100)] == [{2: 5.0, 3: 2.0}, {2: 1.0, 3: 1.0}]
 
 
 def test_no_work_has_no_pieces() -> None:
-    assert pieces(folding(1, 2), {1: 0, 2: 0}, 4) == []
+    assert cuts(planned(folding(1, 2), {1: snapshot(0), 2: snapshot(0)})) == []
 
 
 def test_headers_of_the_initial_broadcast_are_legal() -> None:
-    found = pieces(folding(0, round_=-1), {0: 1}, 4, round_=-1)
-    assert all(piece.header.problem(None) == "" for piece in found)
+    assert len(cuts(planned(folding(0, round_=-1), {0: snapshot(1, -1)}))) == 4
+
+
+def test_what_no_contributing_rank_moved_is_left_out() -> None:
+    snapshots = {1: snapshot(1, still=[(0, 3), (5, 12)]), 2: snapshot(2, still=[(2, 6), (8, 14)]), 3: snapshot(0)}
+    plan = planned(folding(1, 2, 3), snapshots)
+    assert plan.contribution.still == [(2, 3), (5, 6), (8, 12)]
+    assert cuts(plan) == [(PARAMS, 0, 2), (PARAMS, 3, 2), (PARAMS, 6, 2), (BUFFERS, 12, 2)]
+
+
+def test_where_nobody_works_nothing_is_said_to_be_still() -> None:
+    plan = planned(folding(1), {1: snapshot(0, still=[(0, 14)])})
+    assert plan.contribution.still == []
+
+
+def test_everything_travels_in_the_initial_broadcast() -> None:
+    plan = planned(folding(0, round_=-1, encoding=Encoding.BF16), {0: snapshot(1, -1, still=[(0, 14)])})
+    assert plan.contribution.still == []
+    assert {piece.header.encoding for piece in plan.pieces()} == {Encoding.F32}
+    assert plan.initial
+
+
+def test_bf16_is_for_parameters() -> None:
+    plan = planned(folding(1, encoding=Encoding.BF16), {1: snapshot(1)})
+    assert [piece.header.encoding for piece in plan.pieces()] == [Encoding.BF16, Encoding.F32]
+
+
+@pytest.mark.parametrize("still", [[(0, 15)], [(3, 3)], [(4, 6), (5, 7)], [(-1, 2)]])
+def test_a_rank_that_declares_nonsense_is_refused(still: Ranges) -> None:
+    with pytest.raises(SnapshotRefused, match="rank 1 declared that elements"):
+        folding(1).ready(1, snapshot(1, still=still))
+
+
+# ---------------------------------------------------------------------------------------------------- the folding
+
+
+def piece(masses: dict[int, float], start: int = 1, elements: int = 2, encoding: int = Encoding.F32) -> Piece:
+    return Piece(ChunkHeader(0, 0, Section.PARAMS, start, elements, encoding), masses)
+
+
+def full(value: float) -> np.ndarray:
+    return np.full(4, value, dtype=np.float32)
 
 
 def test_fold_adds_in_rank_order_and_never_divides() -> None:
-    piece = Piece(ChunkHeader(0, 0, Section.PARAMS, 1, 2), (1, 2, 3))
-    big, one = np.full(4, 2**24, dtype=np.float32), np.ones(4, dtype=np.float32)
-    assert fold([one, one, big], piece).tolist() == [2**24 + 2] * 2
-    assert fold([big, one, one], piece).tolist() == [2**24] * 2
-    assert np.shares_memory(fold([one], piece), one), "a lone rank's slice is sent as it lies"
+    big, one = full(-(2**24)), full(-1)
+    assert fold(piece({1: 1, 2: 1, 3: 1}), {1: one, 2: one, 3: big}, full(0)).tolist() == [2**24 + 2] * 2
+    assert fold(piece({1: 1, 2: 1, 3: 1}), {1: big, 2: one, 3: one}, full(0)).tolist() == [2**24] * 2
 
 
-# -------------------------------------------------------------------------------------------------- what is staged
+def test_fold_weighs_the_way_from_the_consensus() -> None:
+    arenas = {1: full(4.0), 2: full(1.0)}
+    assert fold(piece({1: 3.0, 2: 2.0}), arenas, full(2.0)).tolist() == [-6.0 + 2.0] * 2
+    assert fold(piece({1: 3.0, 2: 2.0}), arenas, None).tolist() == [12.0 + 2.0] * 2, "the initial broadcast"
 
 
-def header(offset: int, elements: int, round_: int = 0, attempt: int = 0, **changes: int) -> ChunkHeader:
-    section = Section.PARAMS if offset < MODEL.params_elements else Section.BUFFERS
-    return ChunkHeader(round_ & 0xFFFFFFFF, attempt, section, offset, elements, **changes)
+def test_fold_encodes_the_sum() -> None:
+    folded = fold(piece({1: 1.0, 2: 1.0}, encoding=Encoding.BF16), {1: full(-1.0), 2: full(-(2.0**-8))}, full(0.0))
+    decoded = np.empty(2, np.float32)
+    arithmetic.decode_bf16(folded, decoded)
+    assert decoded.tolist() == [1.0, 1.0], "a tie, to even; rounded apart they would be the same here"
+    assert folded.dtype == np.uint16
 
 
-def staging(round_: int = 0, attempt: int = 0) -> Staging:
-    state = Staging()
-    state.opened(round_, attempt)
-    return state
+NAN, INF = float("nan"), float("inf")
 
 
-def stage(state: Staging, *headers: ChunkHeader) -> list[RoundCommitted | None]:
-    return [state.staged(chunk, MODEL) for chunk in headers if state.accepts(chunk, MODEL)]
+@pytest.mark.parametrize(
+    ("values", "masses", "blamed"),
+    [
+        pytest.param({1: 1.0, 2: NAN}, {1: 1.0, 2: 1.0}, (2, 3, "nan"), id="nan"),
+        pytest.param({1: -INF, 2: INF}, {1: 1.0, 2: 1.0}, (1, 3, "-inf"), id="the lowest rank"),
+        pytest.param({1: 1.0, 2: 3e38}, {1: 1.0, 2: 9.0}, (2, 3, "-inf"), id="its mass makes it so"),
+        pytest.param({1: -3e38, 2: -3e38}, {1: 1.0, 2: 1.0}, (2, 3, "inf"), id="only together"),
+    ],
+)
+def test_what_is_no_number_is_blamed_on_a_rank(
+    values: dict[int, float], masses: dict[int, float], blamed: tuple[int, int, str]
+) -> None:
+    arenas = {rank: full(0.0) for rank in values}
+    for rank, value in values.items():
+        arenas[rank][3] = value
+    with pytest.raises(NotFinite) as error:
+        fold(piece(masses, elements=3), arenas, full(0.0))
+    assert (error.value.rank, error.value.element, error.value.value) == blamed
 
 
-ALL = (header(0, 6), header(6, 4), header(10, 4))
-
-
-def commit(*, realized: bool = True, buffers: bool = True, round_: int = 0, attempt: int = 0) -> RoundCommitted:
-    return RoundCommitted(round=round_, attempt=attempt, realized=realized, buffers_realized=buffers)
-
-
-def test_commit_after_the_stream() -> None:
-    state = staging()
-    assert stage(state, *ALL) == [None, None, None]
-    assert state.committed(commit(), MODEL) == commit()
-    assert state.committed(commit(), MODEL) is None, "passed on once"
-
-
-def test_commit_before_the_end_of_the_stream_waits_for_it() -> None:
-    """The two links have no common order."""
-    state = staging()
-    assert stage(state, ALL[0]) == [None]
-    assert state.committed(commit(), MODEL) is None
-    assert stage(state, ALL[1], ALL[2]) == [None, commit()]
-
-
-def test_a_round_without_buffers_ends_with_the_parameters() -> None:
-    state = staging()
-    stage(state, *ALL[:2])
-    assert state.committed(commit(buffers=False), MODEL) == commit(buffers=False)
-
-
-def test_a_round_without_work_is_passed_on_at_once() -> None:
-    answer = commit(realized=False, buffers=False)
-    assert staging().committed(answer, MODEL) == answer
-
-
-def test_another_attempt_is_ignored_and_counted() -> None:
-    state = staging(round_=4, attempt=1)
-    assert stage(state, header(0, 6, 4, 0), header(0, 6, 3, 1), header(0, 6, 5, 1)) == []
-    assert state.committed(commit(round_=4, attempt=0), MODEL) is None
-    assert state.ignored == 4
-    assert stage(state, header(0, 6, 4, 1)) == [None]
-
-
-def test_an_aborted_attempt_is_never_released() -> None:
-    state = staging()
-    stage(state, *ALL)
-    state.aborted(RoundAborted(0, 0, "rank 2 died"))
-    assert state.committed(commit(), MODEL) is None
-    state.opened(0, 1)
-    assert state.committed(commit(attempt=1), MODEL) is None, "nothing of this attempt is here yet"
-    again = [header(chunk.offset, chunk.elements, attempt=1) for chunk in ALL]
-    assert stage(state, *ALL, *again) == [None, None, commit(attempt=1)]
-
-
-def test_the_initial_broadcast_is_staged() -> None:
-    state = staging(round_=-1)
-    stage(state, header(0, 10, -1), header(10, 4, -1))
-    assert state.committed(commit(round_=-1), MODEL) == commit(round_=-1)
-
-
-BROKEN = [
-    pytest.param([header(6, 4)], "goes on at element 6 where 0 was due", id="gap"),
-    pytest.param([header(0, 6), header(0, 6)], "goes on at element 0 where 6 was due", id="repeat"),
-    pytest.param([header(0, 10), header(10, 5)], "beyond the model's 14 elements", id="too long"),
-    pytest.param([header(0, 6, encoding=1)], "encoding 1", id="encoding"),
-]
-
-
-@pytest.mark.parametrize(("headers", "reason"), BROKEN)
-def test_a_broken_stream_is_an_error(headers: list[ChunkHeader], reason: str) -> None:
-    with pytest.raises(FoldError, match=reason):
-        stage(staging(), *headers)
+def test_an_idle_rank_is_never_read() -> None:
+    assert fold(piece({1: 1.0}), {1: full(1.0), 2: full(NAN)}, full(3.0)).tolist() == [2.0, 2.0]

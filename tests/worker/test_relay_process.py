@@ -7,11 +7,25 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from relay_kit import soon
+import torch
+from relay_kit import Rank, controller, relay, soon
 from relay_world import World
+from torch import nn
 
 from backend.core.vocabulary import RoundBroken
-from wire.messages import BatchDone, Contribution, DeclareDead, RankHello, RoundAborted, StartChunk, Update
+from wire.frames import Channel, Encoding
+from wire.messages import (
+    BatchDone,
+    ChunkDone,
+    Contribution,
+    DeclareDead,
+    RankHello,
+    RequestParams,
+    RoundAborted,
+    SnapshotReady,
+    StartChunk,
+    Update,
+)
 from worker.local_link import AsyncLink, pack
 
 pytestmark = pytest.mark.slow
@@ -19,34 +33,67 @@ pytestmark = pytest.mark.slow
 # -------------------------------------------------------------------------------------------------------- rounds
 
 
-async def test_three_unequal_hosts_agree_round_after_round(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        world = await World.form(stack, {0: [0, 1, 2], 1: [3], 2: [4, 5]}, tmp_path)
-        world.ranks[0].model.w.data.fill_(0.5)
-        world.ranks[0].steps = 1  # the initial broadcast: rank 0 alone has mass
-        world.open(-1)
-        for rank in world.ranks.values():
-            assert (await rank.answers()).initial
-        finished = await world.reduced()
-        assert finished.steps == {0: 1, 1: 0, 2: 0, 3: 0, 4: 0, 5: 0}
-        world.controller.commit(finished)
-        for rank in world.ranks.values():
-            assert (await rank.adopts()).round == -1
-        assert world.values() == {0.5}
+PATHS = [
+    pytest.param((), id="stream"),
+    pytest.param((0, 1, 2), id="shared memory"),
+    pytest.param((1,), id="mixed"),
+]
 
-        await world.round(0, {0: 2, 3: 4, 5: 2})  # 0.5 + (4 + 16 + 4) / 8
+
+@pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("sharing", PATHS)
+async def test_three_unequal_hosts_agree_round_after_round(
+    tmp_path: Path, sharing: tuple[int, ...], encoding: int
+) -> None:
+    async with AsyncExitStack() as stack:
+        world = await World.form(stack, {0: [0, 1, 2], 1: [3], 2: [4, 5]}, tmp_path, sharing)
+        await world.begin(0.5)
+        await world.round(0, {0: 2, 3: 4, 5: 2}, encoding)  # 0.5 + (4 + 16 + 4) / 8
         assert world.values() == {3.5}
         assert sorted(world.buffers()) == [pytest.approx(8 / 3)]
-        await world.round(1, {})
+        await world.round(1, {}, encoding)
         assert world.values() == {3.5}
-        await world.round(2, {1: 3, 4: 1})
+        await world.round(2, {1: 3, 4: 1}, encoding)
         assert world.values() == {6.0}
-        assert len({rank.arena.tensors_hash() for rank in world.ranks.values()}) == 1
+        assert len({rank.hash for rank in world.ranks.values()}) == 1
+        for host in world.relays:
+            door = world.controller.doors[Channel.DATA, host]
+            assert door.shared.is_set() == (host in sharing)
+            assert (door.chunks == 0) == (host in sharing)
+            built = sorted(path.name for path in (tmp_path / f"host{host}").glob("consensus*"))
+            assert built == ([] if host in sharing else ["consensus.0", "consensus.1"])
+
+
+async def test_what_nobody_moved_is_not_streamed(tmp_path: Path) -> None:
+    """Case J09: most of the model is frozen; one host's ranks disagree on how much."""
+    async with AsyncExitStack() as stack:
+        world = await World.form(stack, {0: [0, 1], 1: [2]}, tmp_path)
+        await world.begin(0.5)
+        for rank in world.ranks.values():
+            rank.model.w.requires_grad_(False)
+        doors = [world.controller.doors[Channel.DATA, host] for host in (0, 1)]
+        up = [door.elements for door in doors]
+        for number in range(3):
+            for rank in world.ranks.values():
+                rank.steps = 1
+                rank.model.seen.fill_(number)
+            world.ranks[1].model.w.requires_grad_(number == 2)
+            world.open(number)
+            for rank in world.ranks.values():
+                await rank.answers()
+            finished = await world.reduced()
+            world.controller.commit(finished)
+            for rank in world.ranks.values():
+                await rank.adopts()
+            assert world.values() == {0.5}
+            assert world.buffers() == {float(number)}
+        assert [door.elements - before for door, before in zip(doors, up, strict=True)] == [1030, 30]
 
 
 async def test_death_mid_round_leaves_the_survivors_value(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         world = await World.form(stack, {0: [0, 1], 1: [2]}, tmp_path)
+        await world.begin()
         for number, steps in {0: 6, 1: 3, 2: 2}.items():
             world.ranks[number].steps = steps
             world.ranks[number].model.drive(steps)
@@ -73,6 +120,7 @@ async def test_a_retry_streams_from_untouched_arenas(tmp_path: Path) -> None:
     """Aborted after everything was declared and half streamed, and once more after it was wholly summed."""
     async with AsyncExitStack() as stack:
         world = await World.form(stack, {0: [0, 1], 1: [2]}, tmp_path)
+        await world.begin()
         for number, steps in {0: 4, 1: 2, 2: 2}.items():
             world.ranks[number].steps = steps
             world.ranks[number].model.drive(steps)
@@ -94,6 +142,7 @@ async def test_a_retry_streams_from_untouched_arenas(tmp_path: Path) -> None:
 async def test_nan_is_blamed_on_the_host_and_the_relay_survives(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         world = await World.form(stack, {0: [0], 1: [1]}, tmp_path)
+        await world.begin()
         world.ranks[1].model.w.data[700] = float("nan")
         for rank in world.ranks.values():
             rank.steps = 1
@@ -102,9 +151,39 @@ async def test_nan_is_blamed_on_the_host_and_the_relay_survives(tmp_path: Path) 
             await rank.answers()
         broken = await soon(world.controller.results.get())
         assert isinstance(broken, RoundBroken)
-        assert broken.reason == "host 1 (ranks 1) contributed nan at element 700 (params)"
+        assert broken.reason == "rank 1 of host 1 contributed nan at element 700 (params)"
         world.controller.send_rank(1, Update(round=0, global_step=0))
         await world.ranks[1].hears(Update)
+
+
+async def test_a_data_link_that_stands_still_delays_no_message(tmp_path: Path) -> None:
+    """One host is far ahead of the other, so nobody reads its data; what the ranks say and hear passes by."""
+    async with AsyncExitStack() as stack:
+        served = await stack.enter_async_context(controller({0: [0], 1: [1]}, 1 << 18))
+        ranks = []
+        for host in (0, 1):
+            place = tmp_path / f"host{host}"
+            started = await stack.enter_async_context(relay(served.url, place, host, [host]))
+            await started.listening()
+            ranks.append(await Rank.join(host, nn.Linear(2000, 2000), place))
+            stack.push_async_callback(ranks[host].leave)
+            await soon(served.heard.get())
+        ranks[0].steps = 1
+        served.open(-1, 0, {0: (0,), 1: (1,)}, ranks[0].arena)
+        await ranks[0].answers()
+        await ranks[1].hears(RequestParams)
+        for number in range(50):
+            served.send_rank(0, Update(round=-1, global_step=number))
+            assert (await ranks[0].hears(Update)).global_step == number
+            await ranks[0].link.send(ChunkDone(0, number, 1))
+            assert await soon(served.heard.get()) == (0, ChunkDone(0, number, 1))
+        assert served.doors[Channel.DATA, 0].elements < ranks[0].arena.elements, "the stream stands still"
+        await ranks[1].link.send(SnapshotReady(-1, 0, 0, 0.0, 0.0))
+        finished = await soon(served.results.get())
+        served.commit(finished)
+        for rank in ranks:
+            await rank.adopts()
+        assert torch.equal(ranks[0].model.weight, ranks[1].model.weight)
 
 
 # ----------------------------------------------------------------------------------------------------- messages

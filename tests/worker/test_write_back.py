@@ -13,12 +13,12 @@ from worker.arena_file import ArenaFile
 from worker.write_back import WriteBack
 
 
-def arena_of(model: nn.Module, directory: Path) -> tuple[Arena, torch.Tensor]:
-    arena = Arena.for_model(model)
-    arena.create_out(directory / "out")
+def arena_of(model: nn.Module, directory: Path, *, overlap: bool = True) -> tuple[Arena, ArenaFile, torch.Tensor]:
+    """The model's arena, its values' file, and the consensus, which is ``directory / "consensus"``."""
+    arena = Arena.for_model(model, overlap=overlap)
+    out = arena.create_out(directory / "out")
     consensus = ArenaFile.create(directory / "consensus", arena.elements)
-    arena.open_consensus(consensus.path)
-    return arena, torch.from_numpy(consensus.values)
+    return arena, out, torch.from_numpy(consensus.values)
 
 
 class Model(nn.Module):
@@ -33,22 +33,23 @@ class Model(nn.Module):
     [
         (WriteBack("overwrite"), [10.0, 20.0, 30.0]),
         (WriteBack("blend", 0.5), [6.5, 12.5, 18.5]),
+        (WriteBack("blend", 0.25), [4.75, 8.75, 12.75]),
         (WriteBack("blend", 1.0), [10.0, 20.0, 30.0]),
         (WriteBack("delta"), [12.0, 23.0, 33.0]),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_parameters_follow_the_policy_and_buffers_are_overwritten(
     tmp_path: Path, write_back: WriteBack, expected: list[float], dtype: torch.dtype
 ) -> None:
     model = Model(dtype)
-    arena, consensus = arena_of(model, tmp_path)
-    arena.pack(2.0, 1.0, keep=True)
+    arena, _, consensus = arena_of(model, tmp_path)
+    arena.pack()
     with torch.no_grad():
         model.w += torch.tensor([2.0, 3.0, 3.0], dtype=dtype)
         model.mean.fill_(99.0)
     consensus.copy_(torch.tensor([10.0, 20.0, 30.0, 5.0]))
-    moved = arena.adopt(ahead=write_back)
+    moved = arena.adopt(tmp_path / "consensus", ahead=write_back)
     assert model.w.tolist() == expected
     assert model.mean.tolist() == [5.0]
     assert consensus.tolist() == [10.0, 20.0, 30.0, 5.0], "the staged consensus belongs to all ranks of the host"
@@ -59,20 +60,20 @@ def test_parameters_follow_the_policy_and_buffers_are_overwritten(
 
 def test_every_pack_remembers_anew(tmp_path: Path) -> None:
     model = Model()
-    arena, consensus = arena_of(model, tmp_path)
+    arena, out, consensus = arena_of(model, tmp_path)
     for _ in range(3):
-        arena.pack(1.0, 1.0, keep=True)
+        arena.pack()
         with torch.no_grad():
             model.w += 1.0
-        consensus[:3] = arena._out[:3]  # type: ignore[index]
-        arena.adopt(ahead=WriteBack("delta"))
+        consensus.copy_(torch.from_numpy(out.values))
+        arena.adopt(tmp_path / "consensus", ahead=WriteBack("delta"))
     assert model.w.tolist() == [4.0, 5.0, 7.0]
 
 
 def test_progress_survives_a_round_that_changes_nothing(tmp_path: Path) -> None:
     model = Model()
-    arena, _ = arena_of(model, tmp_path)
-    arena.pack(0.0, 0.0, keep=True)
+    arena, _, _ = arena_of(model, tmp_path)
+    arena.pack()
     with torch.no_grad():
         model.w += 1.0
     moved = arena.adopt(params=False, buffers=False, ahead=WriteBack("overwrite"))
@@ -81,25 +82,18 @@ def test_progress_survives_a_round_that_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_snapshot_nobody_can_be_ahead(tmp_path: Path) -> None:
-    arena, _ = arena_of(Model(), tmp_path)
-    arena.pack(1.0, 1.0)
-    with pytest.raises(ArenaError, match="no snapshot was kept"):
-        arena.adopt(ahead=WriteBack("delta"))
+    arena, _, _ = arena_of(Model(), tmp_path)
+    with pytest.raises(ArenaError, match="there is no snapshot"):
+        arena.adopt(tmp_path / "consensus", ahead=WriteBack("delta"))
+
+
+def test_where_values_live_in_the_arena_nobody_can_be_ahead(tmp_path: Path) -> None:
+    arena, _, _ = arena_of(Model(), tmp_path, overlap=False)
+    arena.pack()
+    with pytest.raises(ArenaError, match="there is no snapshot"):
+        arena.adopt(tmp_path / "consensus", ahead=WriteBack("delta"))
 
 
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="'average' is no write-back policy"):
         WriteBack("average")
-
-
-@pytest.mark.parametrize("sections", [(True, True), (True, False), (False, True)])
-def test_the_consensus_hash_sees_its_sections_only(tmp_path: Path, sections: tuple[bool, bool]) -> None:
-    params, buffers = sections
-    arena, consensus = arena_of(Model(), tmp_path)
-    before = arena.consensus_hash(params=params, buffers=buffers)
-    for index, seen in ((0, params), (3, buffers)):
-        consensus[index] += 1.0
-        after = arena.consensus_hash(params=params, buffers=buffers)
-        assert (after != before) == seen
-        before = after
-    assert arena.consensus_hash(params=False, buffers=False) == ""
