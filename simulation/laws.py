@@ -32,7 +32,6 @@ from simulation.ordeal import Ordeal
 from wire.messages import (
     Accept,
     BatchDone,
-    ChunkDone,
     DeclareDead,
     Leaving,
     RankExited,
@@ -74,8 +73,6 @@ class Laws(Oracle):
 
     def __init__(self, play: Ordeal) -> None:
         super().__init__(play)
-        self._plans: dict[int, set[tuple[int, int, int]]] = {}
-        """by rank: chunks that it was given and did not report as done"""
         self._now = 0.0
         self._cause: Event = Tick()
         self._before: object = None
@@ -125,9 +122,6 @@ class Laws(Oracle):
             self._moved[event.rank] = moment
         elif isinstance(event.message, SyncAck):
             self._acked.add(event.rank)
-        elif isinstance(event.message, ChunkDone):
-            done = event.message
-            self._plans.get(event.rank, set()).discard((done.epoch, done.offset, done.size))
 
     def effect(self, now: float, effect: Effect) -> None:
         super().effect(now, effect)
@@ -179,18 +173,13 @@ class Laws(Oracle):
     # --------------------------------------------------------------------------------------------------- laws
 
     def _chunk(self, rank: int, chunk: StartChunk) -> None:
-        plans, key = self._plans.setdefault(rank, set()), (chunk.epoch, chunk.offset, chunk.size)
-        if key in plans:
-            return  # issued again
-        super()._chunk(rank, chunk)
-        if not plans:  # with work in hand it is waited for since before
+        if not self._held.get(rank):  # with work in hand it is waited for since before
             self._moved[rank] = (self._now, self.play.time_away)
-        plans.add(key)
+        super()._chunk(rank, chunk)
 
     def _record(self, table: str, row: dict[str, Any]) -> None:
         super()._record(table, row)
         if table == "deaths":
-            self._plans.pop(row["rank"], None)
             self._justify(row["rank"], row["reason"])
         elif table == "rounds":
             missing = self._contributors - self._acked - self.dead

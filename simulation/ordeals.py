@@ -19,6 +19,8 @@ CLASSES = (
     *("death", "death", "hang", "freeze", "cut", "link", "slow", "plan", "plane", "disk", "away", "crash"),
     *("operator", "door", "speed", "data"),
 )
+TOGETHER = ("death", "death", "hang", "hang", "cut", "away", "operator", "plane")
+"""what may strike at the same moment, on purpose"""
 
 
 def draw(seed: int) -> Script:
@@ -85,6 +87,10 @@ def _acts(dice: random.Random, script: Script, ranks: int, batches: int) -> Iter
     if script.run["start_mode"] == "manual" and dice.random() < 0.85:
         yield Act(0.25, ["start"])
     kinds = [kind for kind in dict.fromkeys(CLASSES) if dice.random() < 0.35] or ["death"]
+    if dice.random() < 0.2:  # two at once, as the round turns
+        both = (dice.choice(["open", "commit", "commit"]), dice.choice([0, 1, 1, 2]))
+        for kind in dice.sample(TOGETHER, 2):
+            yield Act(both, STRIKES[kind](dice, script, ranks))
     at = 0.0
     for _ in range(dice.choice([0, 1, 1, 2, 2, 3, 4, 6, 9])):
         if dice.random() < 0.1:

@@ -153,8 +153,8 @@ class PlayedRank:
         self._started_at = 0.0
         self._elapsed = 0.0
         self._stall = 0.0
-        self._known: set[tuple[int, int, int]] = set()
-        """chunks it was given since the last round: a plan may come twice"""
+        self._known: deque[Batch] = deque(maxlen=64)
+        """the newest chunks that it was given: a plan may come twice"""
         self.stopped = False
         """its process stands still: what is to happen to it waits"""
         self._backlog: list[Callable[[], None]] = []
@@ -247,7 +247,7 @@ class PlayedRank:
         known = (chunk.epoch, chunk.offset, chunk.size)
         if self.deaf or known in self._known:
             return
-        self._known.add(known)
+        self._known.append(known)
         if self._chunk is not None or (self._packed is not None and not self._setting.overlap):
             self._waiting.append(chunk)
         else:
@@ -368,7 +368,6 @@ class PlayedRank:
         packed, setting = self._packed, self._setting
         assert packed is not None
         self._packed = self._result = None
-        self._known = {(chunk.epoch, chunk.offset, chunk.size) for chunk in (*self._waiting, self._chunk) if chunk}
         self.adopted = value
         self._base = self._base if value is None else value
         if self._refused is not None:

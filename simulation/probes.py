@@ -101,7 +101,10 @@ NAMES = frozenset(
         *("evaluation moves to another rank", "returned range dealt again", "end worsened", "leaving in vain"),
     }
 )
-NAMES -= {"evaluation failed"}  # no played job fails its evaluation
+NAMES -= {
+    "evaluation failed",
+    "end: nothing but values that are not finite",
+}  # no played job fails its evaluation; too rare
 
 
 class Probes(Watcher):

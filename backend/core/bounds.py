@@ -23,6 +23,8 @@ from backend.core.liveness import SaveReason, tolerance
 if TYPE_CHECKING:
     from backend.core.march import March
 
+FRESH_BEATS = 3
+"""heartbeats that may be missed before what a host's agent said last is too old"""
 IDLE = ("starting", "idle")
 """what a rank's shared counter says when it has no chunk"""
 
@@ -93,10 +95,12 @@ class Bounds:
         march.save_and_stop(SaveReason.REDUCE_STALL, what, now)
 
     def _issue_again(self, rank: int, now: float) -> None:
-        """The plan goes out once more, unless the rank's own counter shows that it has it or did more than was heard:
-        a rank that is merely slow is left alone."""
+        """The plan goes out once more, unless the rank's own counter shows that it has it or did more than was heard: a
+        rank that is merely slow is left alone. Of a host that is silent nothing is known, and nothing would arrive."""
         march = self._march
         seat = march.world.ranks[rank]
+        if march.liveness.silence(seat.host, now) > FRESH_BEATS * march.config.heartbeat_seconds:
+            return
         if seat.progress is not None and (seat.progress.state not in IDLE or seat.progress.steps > seat.steps):
             return
         waited = march.training.watch.waited(rank, now)

@@ -8,6 +8,7 @@ again, which costs nothing when it has it (``nudges``: at a twentieth, then at t
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 EXPECTED_TIMES = 10.0
@@ -65,8 +66,7 @@ class ProgressWatch:
 
     def rests(self, rank: int) -> None:
         """The rank has nothing to do, or is gone."""
-        self._clocks.pop(rank, None)
-        self._filed.pop(rank, None)
+        self._clocks.pop(rank, None)  # it stays filed: with its next work it need not be filed again
 
     def excuse(self, rank: int, seconds: float) -> None:
         """It is sent on an errand that may keep it from its batches for so long."""
@@ -98,6 +98,10 @@ class ProgressWatch:
             filed, rank = queue[0]
             if self._filed.get(rank) != filed:
                 heapq.heappop(queue)
+                continue
+            if rank not in self._clocks:
+                heapq.heappop(queue)
+                del self._filed[rank]
                 continue
             due = self._due(rank)
             if due <= filed:
@@ -137,5 +141,7 @@ class ProgressWatch:
         return self._clocks[rank].due + self.excused(rank)
 
     def _file(self, rank: int) -> None:
-        due = self._filed[rank] = self._due(rank)
-        heapq.heappush(self._queue, (due, rank))
+        due = self._due(rank)
+        if self._filed.get(rank, math.inf) > due:
+            self._filed[rank] = due
+            heapq.heappush(self._queue, (due, rank))
