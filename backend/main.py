@@ -21,6 +21,7 @@ from backend.runtime.server import Server, bind, guarded
 from backend.runtime.settings import Settings
 from backend.store import OpenError, Store, sqlite_url
 from wire import failpoints
+from wire.allocator import keep_freed_memory
 
 DATABASE_FILE = "marchline.sqlite3"
 EXIT_SETTINGS = 2
@@ -92,6 +93,7 @@ def serve(settings: Settings, announce: Announce | None = None) -> int:
 
 
 def _serve(listener: socket.socket, settings: Settings, announce: Announce) -> None:
+    keep_freed_memory()
     controller, app = build(settings)
     log.info("the store is %(where)s (%(dialect)s %(version)s)", controller.store.describe())
     url = base_url(settings)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Perform = Callable[["Script", Theatre, list[str]], object]
 
-OPERATOR = ("start", "stop", "abort", "extend", "turn_away", "change")
+OPERATOR = ("start", "stop", "abort", "extend", "turn_away", "change", "save")
 RANK_ACTS = ("kill", "quit", "deaf", "nan", "speed", "pause", "hang", "lose", "double")
 HOST_ACTS = ("unplug", "freeze", "relay", "poison", "cut", "reset", "slow", "leave")
 
@@ -115,6 +115,7 @@ ACTS: dict[str, Perform] = {
     "extend": _operate("extend", seconds=float),
     "turn_away": _operate("turn_away", host=int),
     "kill": _kill,
+    "save": _operate("save"),
     "change": _operate("change", quorum=int),
     "unplug": _to_host(lambda play, name: play.unplug(name)),
     "freeze": _to_host(lambda play, name, *seconds: play.freeze(name, *seconds), float),

@@ -14,13 +14,14 @@ from backend.core import march as march_module
 from backend.core.bounds import Bounds
 from backend.core.cohort import Cohort
 from backend.core.cycle import Cycle
-from backend.core.desks import CheckpointDesk, EvaluationDesk
+from backend.core.desks import EvaluationDesk
 from backend.core.elche import ElChe
 from backend.core.ending import Ending
 from backend.core.liveness import Liveness, SaveReason, Tolerance
 from backend.core.lookahead import AsyncTraining
 from backend.core.losses import Losses
 from backend.core.march import March
+from backend.core.saving import CheckpointDesk
 from backend.core.stalls import ProgressWatch
 from backend.core.training import Training
 from backend.core.vocabulary import End, Record, Refused
@@ -295,7 +296,7 @@ def watches_who_is_done(real: Function) -> Function:
 
 @mutant(CheckpointDesk, "rank_died", "a checkpoint waits for the tensors of a dead rank")
 def waits_for_the_deads_tensors(real: Function) -> Function:
-    return lambda self, rank, substitute, now: []
+    return lambda self, rank, now: []
 
 
 @mutant(EvaluationDesk, "rank_died", "an evaluation waits for a dead rank")
@@ -328,7 +329,7 @@ def says_no_goodbye(real: Function) -> Function:
     return lambda seat, phase, reason: []
 
 
-@mutant(March, "_finish", "the end is told before it is on record")
+@mutant(March, "finish", "the end is told before it is on record")
 def tells_before_it_records(real: Function) -> Function:
     def finish(self: March, phase: str, reason: str, now: float) -> None:
         before = len(self.out)

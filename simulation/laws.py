@@ -254,7 +254,7 @@ class Laws(Oracle):
         march = play.cohort.march
         if march is None:
             return
-        if reason.startswith(SAVED) and march.cycle.next_round > 0 and not play.disk_trouble:
+        if reason.startswith(SAVED) and march.cycle.next_round > march.cycle.first_round and not play.disk_trouble:
             assert play.rows("checkpoints"), f"L5: nothing is saved at the end: {reason}"
         pool = march.training.pool
         if pool is not None:

@@ -51,6 +51,7 @@ def draw(seed: int) -> Script:
     run |= dice.choice([{"reduce": 0.0}, {"reduce": 0.05}, {"reduce": 0.05}, {}])
     run |= dice.choice([{}, {}, {"max_failure": 2.0}, {"max_failure": 0.5}, {"max_failure": 0.0}])
     run |= dice.choice([{}, {"local": 1}])
+    run |= dice.choice([{}, {}, {"checkpoint_rounds": 1}, {"checkpoint_rounds": 2}])
     run |= dice.choice([{}, {}, {"non_finite": "stop"}])
     if mode == "cpu_async":
         run |= dice.choice([{}, {}, {"max_overshoot": 0}])
@@ -163,7 +164,9 @@ def _crash(dice: random.Random, script: Script, ranks: int) -> list[str]:
 
 
 def _operator(dice: random.Random, script: Script, ranks: int) -> list[str]:
-    return dice.choice([["stop"], ["stop"], ["abort"], ["start"], ["extend", "4.0"], ["change", "2"]])
+    return dice.choice(
+        [["stop"], ["stop"], ["abort"], ["start"], ["save"], ["save"], ["extend", "4.0"], ["change", "2"]]
+    )
 
 
 def _at_the_door(dice: random.Random, script: Script, ranks: int) -> list[str]:

@@ -15,7 +15,7 @@ MOST_PLAYS = 400
 NUMBERS = ("epochs", "samples", "batch_size", "initial_anchor")
 SETTINGS = (
     *("max_failure", "max_batch_diff", "fixed_counts", "speed_hint", "guard", "gamma", "reduce", "model_mb"),
-    *("uplink_mbit", "mode", "divergence", "lr", "local", "checkpoint_error"),
+    *("uplink_mbit", "mode", "divergence", "lr", "local", "checkpoint_error", "non_finite"),
 )
 """what a script may do without"""
 

@@ -105,8 +105,7 @@ class ConsensusPair:
     def promote(self) -> str:
         """What was built is in force now; its path."""
         file = self._files[self._building]
-        # The other file holds what was in force until now; before the first consensus, nothing.
-        self._stale = ranges.normalized([(0, file.elements)]) if self.base is None else self._moving
+        self._stale = self._moving  # the other file holds what was in force until now
         self.base = file.values
         self._building = 1 - self._building
         return str(file.path)

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from wire import failpoints
+from wire.allocator import keep_freed_memory
 from wire.errors import ProtocolError
 from wire.messages import (
     NO_RANK,
@@ -30,6 +31,7 @@ from wire.messages import (
     DeclareDead,
     EvalResult,
     Exiting,
+    FetchState,
     LocalState,
     Message,
     RankFailed,
@@ -53,7 +55,7 @@ from worker.relay_spec import RelaySpec, SpecError, read_spec
 from worker.relay_streams import Downloads, Uploads
 from worker.staging import StagingError
 
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, Exiting, RankFailed)
+FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
 """what passes through from a rank to the controller"""
 FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, StagingError, LocalLinkError, OSError)
 
@@ -233,6 +235,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
     failpoints.arm_or_exit(os.environ)
+    keep_freed_memory()
     try:
         asyncio.run(serve(read_spec(receive_orders())))
     except FAILURES as error:

@@ -54,6 +54,8 @@ class Staging:
             raise StagingError(f"the update of round {message.round} was announced twice")
         if problem := ranges.problem(message.still, model.elements):
             raise StagingError(f"the update leaves out {problem}")
+        if message.absolute and message.still:
+            raise StagingError("the initial broadcast leaves elements out, though nobody has them yet")
         border = model.params_elements
         outside = ranges.complement(message.still, 0, border), ranges.complement(message.still, border, model.elements)
         self._moving = [] if message.path else [*outside[0], *outside[1]]

@@ -196,6 +196,17 @@ class Checkpoint(Answer):
     reason: str | None
     bytes: int | None
     sha256: str | None
+    loss: float | None = None
+    pruned: bool | None = None
+
+
+class Origin(Answer):
+    """The checkpoint that a run goes on from: the last round and the finished epochs that it holds."""
+
+    run: int
+    checkpoint: int
+    round: int
+    epochs: int
 
 
 class RunSummary(Answer):
@@ -258,11 +269,15 @@ class RunView(Answer):
     samples_accepted: list[int]
     deaths: list[Death]
     checkpoints: list[Checkpoint]
+    resumed_from: Origin | None = None
+    saving: bool = False
+    checkpoint_trouble: str = Field(default="", description="why the last checkpoint could not be written")
 
 
 class Round(Answer):
-    """A closed round. Maps are by rank."""
+    """A closed round. Maps are by rank. ``run_id`` is another run's for rounds that a resumed run goes on from."""
 
+    run_id: int | None = None
     round: int
     at: str
     epoch: int | None

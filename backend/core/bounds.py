@@ -40,17 +40,19 @@ class Bounds:
         march = self._march
         if march.phase == "forming":
             return march.forming.deadline
-        opened = self._round_deadline()
-        if march.ending is not None:
-            return march.ending.next_deadline(march.checkpoints) if opened is None else opened
-        moving = march.training.watch.next_deadline()
-        return min((at for at in (opened, moving) if at is not None), default=None)
+        waits = [self._round_deadline(), march.checkpoints.deadline()]
+        if march.ending is None:
+            waits.append(march.training.watch.next_deadline())
+        elif waits[0] is None and march.ending.timed(bool(march.evaluations.pending)):
+            waits.append(march.ending.deadline)
+        return min((at for at in waits if at is not None), default=None)
 
     def lagged(self, seconds: float) -> None:
         """The controller was away for so long: what happened meanwhile is still unread, so every wait grows by it."""
         march = self._march
         march.forming.deadline += seconds
         march.training.watch.lagged(seconds)
+        march.checkpoints.lagged(seconds)
         if march.ending is not None:
             march.ending.deadline += seconds
         if march.cycle.open is not None:
@@ -63,6 +65,7 @@ class Bounds:
             march.losses.host(march.world.hosts[host], f"no sign of life for {march.liveness.timeout:g} s", now)
         if march.end is not None:
             return
+        march.out += march.checkpoints.expire(now)
         if march.phase == "forming":
             if now >= march.forming.deadline:
                 waited = f"{march.config.forming_seconds:g} s"

@@ -89,8 +89,11 @@ class Losses:
             march.out += march.cycle.abandon(reason) if verdict.stop else march.cycle.retry(hosts, why)
         substitute = march.errands.rank()
         for rank in sorted(dead):
-            march.out += march.evaluations.rank_died(rank, substitute)
-            march.out += march.checkpoints.rank_died(rank, substitute, now)
+            asked = march.evaluations.rank_died(rank, substitute)
+            if asked and substitute is not None:
+                march.excuse_to_score(substitute)
+            march.out += asked
+            march.out += march.checkpoints.rank_died(rank, now)
         if verdict.stop and march.ending is None:
             assert verdict.save_reason is not None
             march.end_after("failed", f"{verdict.save_reason.label}: {reason}", verdict.save_reason, now)

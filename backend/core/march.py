@@ -11,22 +11,25 @@ from typing import Any
 from backend.core.bounds import Bounds
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
-from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.ending import Ending, farewell, outcome
+from backend.core.desks import EvaluationDesk
+from backend.core.ending import Ending, farewell, outcome, step_ending
 from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, SaveReason
 from backend.core.lookahead import training_for
 from backend.core.losses import Losses
 from backend.core.priors import slowest_device
-from backend.core.progress import checkpoint_manifest, position, progress_row
+from backend.core.progress import checkpoint_manifest, progress_row
 from backend.core.refusals import Refusals, refuse
+from backend.core.resume import Resume
+from backend.core.saving import CheckpointDesk
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
     CheckpointWritten,
     Effect,
     End,
     Record,
+    Refused,
     RoundBroken,
     RoundFinished,
     SendRank,
@@ -36,9 +39,6 @@ from wire.messages import EvalResult, Shutdown, TensorSpec
 
 MAX_FAILED_ROUNDS = 3
 """attempts of one round that may fail with nobody to blame"""
-LEAVING_SECONDS = 15.0
-"""How long ranks may take to exit after a clean Shutdown before the run ends without them; at least half a heartbeat
-timeout."""
 
 
 class March:
@@ -71,9 +71,10 @@ class March:
         self.refusals = Refusals(config)
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
-        self.checkpoints = CheckpointDesk(self.errands, config.stall_seconds / 10)
+        self.checkpoints = CheckpointDesk(config, world, self.errands)
         self.bounds = Bounds(self)
         self.losses = Losses(self)
+        self.resume: Resume | None = None
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
@@ -120,7 +121,7 @@ class March:
 
     def checkpoint_written(self, event: CheckpointWritten) -> None:
         """The file is on disk, or the end gets worse."""
-        self.out += self.checkpoints.done(event, position(self))
+        self.out += self.checkpoints.done(event)
         if event.error and self.ending is not None:
             self.ending.worsen(f"its checkpoint could not be written: {event.error}")
 
@@ -128,6 +129,10 @@ class March:
         """A rank scored the consensus, and is free for its batches again."""
         self.out += self.evaluations.result(rank, message)
         self.training.watch.back(rank, now)
+
+    def excuse_to_score(self, rank: int) -> None:
+        """A rank is sent to score: that may keep it from its batches for a while."""
+        self.training.watch.excuse(rank, self.errands.patience("evaluation", self.config.stall_seconds))
 
     def stop(self, by: str) -> bool:
         """Finish the window, save, end. False when the run is ending already."""
@@ -137,6 +142,14 @@ class March:
         text = f"{by} asked the run to stop: it ends when the round at hand is closed"
         self.event("stop_requested", text, "warning")
         return True
+
+    def save_soon(self, by: str) -> list[Effect]:
+        """Save when the round at hand is closed, and go on."""
+        if self.phase == "forming":
+            return [Refused("nothing_to_save", "Nothing has been trained yet.")]
+        if self.ending is not None or self.stopping:
+            return [Refused("already_ending", "The run is ending, and saves before it does.")]
+        return self.checkpoints.ask(by)
 
     def save_and_stop(self, why: SaveReason, what: str, now: float) -> None:
         """End as failed, with the last consensus saved (behaviour J7). A committed round counts, whoever has not
@@ -157,7 +170,7 @@ class March:
         """End now, without another round; whoever lives is told why."""
         self.out += self.cycle.abandon(reason)
         self.event("run_failed", reason, level)
-        self._finish("failed", reason, now)
+        self.finish("failed", reason, now)
 
     # -------------------------------------------------------------------------------------------- moving on
 
@@ -193,7 +206,7 @@ class March:
         if self.cycle.open is not None:
             return False
         if self.ending is not None:
-            return self._step_ending(now)
+            return step_ending(self, now)
         if self.phase == "forming":
             return self._step_forming(now)
         return self._step_window(now)
@@ -203,8 +216,12 @@ class March:
             return False
         ready = self.world.ranks[0].ready
         assert ready is not None
-        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding=int(self.config.bf16_wire))
-        self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; rank 0 hands out its parameters")
+        source, first = "rank 0 hands out its parameters", 0
+        if self.resume is not None:
+            source, first = f"they start from {self.resume.where}", self.resume.round + 1
+        encoding = int(self.config.bf16_wire)
+        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding, first_round=first)
+        self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; {source}")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True
 
@@ -228,20 +245,22 @@ class March:
         elif opened.round == INITIAL_ROUND:
             self._begin_training(now)
         else:
-            self.out += self.training.close_round(opened, self._slack_ahead(), now)
+            self.out += self.training.close_round(opened, self._slack_ahead(opened.round), now)
             self._after_round(opened.round, now)
         return True
 
     def _begin_training(self, now: float) -> None:
         self.started_at = now
-        self._move("training", "every rank holds rank 0's parameters")
+        self._move("training", "every rank holds the same parameters")
         for seat in self.world.hosts.values():
             seat.state = "training" if seat.state == "forming" else seat.state
-        self.training.open_epoch(now)
+        if self.training.pool is None:
+            self.training.open_epoch(now)
         self.out += self.training.deal(now)
 
     def _after_round(self, round_number: int, now: float) -> None:
         training = self.training
+        due = self._save_due(round_number)
         if training.epoch_done:
             self._close_epoch(round_number, now)
         if self.ending is not None:
@@ -256,6 +275,8 @@ class March:
         else:
             if training.pool is None:
                 training.open_epoch(now)
+            if due:
+                self.save(due, now)
             self.out += training.deal(now, draining=bool(self.stopping))
 
     def _close_epoch(self, round_number: int, now: float) -> None:
@@ -265,16 +286,20 @@ class March:
         self.out.append(Record("runs", progress_row(self, round_number), durable=True))
         rank = self.errands.rank()
         if rank is not None:
-            self._send_to_score(epoch, rank)
+            self.excuse_to_score(rank)
+            self.out += self.evaluations.ask(epoch, rank)
 
-    def _send_to_score(self, epoch: int, rank: int) -> None:
-        self.training.watch.excuse(rank, self.errands.patience("evaluation", self.config.stall_seconds))
-        self.out += self.evaluations.ask(epoch, rank)
+    def _save_due(self, round_number: int) -> str:
+        """Why a checkpoint is due at this round's close. The epoch that it completes is still to be closed."""
+        closes = self.training.epoch_done
+        return self.checkpoints.due(round_number, len(self.training.samples_accepted) + closes, closes)
 
-    def _slack_ahead(self) -> dict[int, float]:
-        """ms that the next window will miss of a rank: the one that opens an epoch begins with an evaluation."""
+    def _slack_ahead(self, round_number: int) -> dict[int, float]:
+        """ms that the next window will miss of ranks: one that opens an epoch begins with an evaluation, one that
+        follows a save with handing over."""
         evaluates = self.training.epoch_done and self.training.epoch_follows and not self.stopping
-        return self.errands.slack_ms(("evaluation",)) if evaluates else {}
+        saves = bool(self._save_due(round_number)) and not self.stopping
+        return self.errands.slack_ms(("evaluation",) * evaluates, everybody=("checkpoint",) * saves)
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -284,37 +309,11 @@ class March:
         text = f"{reason.removesuffix('.')}: scoring and saving the last consensus"
         self.event("run_ending", text, save_reason=save.label)
 
-    def _step_ending(self, now: float) -> bool:
-        ending = self.ending
-        assert ending is not None
-        late = now >= ending.deadline
-        if ending.step == "scoring":
-            if self.evaluations.pending and not late:
-                return False
-            ending.go("saving", now + self.config.stall_seconds)
-            if self.cycle.next_round > 0:
-                self._save(ending.reason, now)
-            return True
-        if ending.step == "saving":
-            self.out += self.checkpoints.overdue(now, self.world.alive())
-            if self.checkpoints.busy and not late:
-                return False
-            if self.checkpoints.busy:
-                ending.worsen("its checkpoint was not written in time")
-            ending.go("leaving", now + max(LEAVING_SECONDS, self.config.heartbeat_timeout_seconds / 2))
-            self.out += [SendRank(rank, Shutdown(reason=ending.reason)) for rank in self.world.alive()]
-            return True
-        if self.world.alive() and not late:
-            return False
-        self._finish(ending.phase, ending.reason, now)
-        return True
+    def save(self, reason: str, now: float) -> None:
+        """Begin a checkpoint of what every replica holds now."""
+        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason, now), now)
 
-    def _save(self, reason: str, now: float) -> None:
-        has_local = any(spec.section == "local" for spec in self.layout)
-        rank = self.errands.rank() if has_local else None
-        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason), rank, now)
-
-    def _finish(self, phase: str, reason: str, now: float) -> None:
+    def finish(self, phase: str, reason: str, now: float) -> None:
         """The one place where a run ends."""
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from backend.core.vocabulary import OpenRound
 from backend.reduce.buffers import Buffer
 from backend.reduce.outer import OuterStep
-from backend.reduce.pieces import Mapped, Piece
+from backend.reduce.pieces import Culprit, Mapped, Piece
 from backend.reduce.shared import SharedArenas
 from wire import ranges
 from wire.arithmetic import FloatArray, reciprocal
@@ -18,8 +18,8 @@ from wire.ranges import Ranges
 from wire.session import Section
 from wire.streams import Slice, Source, Streamed, Streams, Values, section_encoding
 
-MAPPED_ELEMENTS = 1 << 21
-"""elements of one task where nobody waits for its result: 8 MiB"""
+MAPPED_ELEMENTS = 1 << 20
+"""elements of one task where nobody waits for its result: 4 MiB"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,8 @@ class Attempt:
     built: Buffer
     outer: OuterStep | None
     started: float
+    start: FloatArray | None = None
+    """a restored consensus, (elements,): the initial broadcast brings it, whatever ranks send"""
     shared: set[int] = field(default_factory=set)
     """hosts on this machine: they are told where the result is, instead of being sent it"""
     values: dict[int, dict[int, FloatArray]] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class Attempt:
     next_send: int = 0
     summed: dict[int, Values | None] = field(default_factory=dict)
     """by place in the plan: what is to be sent of each slice that is summed and not sent yet"""
+    culprits: list[Culprit] = field(default_factory=list)
+    """pieces without a usable result; no further one is begun"""
     running: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -111,10 +115,13 @@ class Attempt:
         for host in self.streams.contributors:
             share = self.streams.contributions[host]
             sources[host] = taken[host] if host in taken else self._mapped(host, share, base, cut.section, rounded)
+        scale = reciprocal(self.streams.mass if params else self.streams.mover_mass)
+        if self.start is not None:
+            sources, scale = {0: Mapped(None, [0], [self.start], [1.0], [], rounded=False)}, reciprocal(1.0)
         return Piece(
             cut=cut,
             sources=sources,
-            scale=reciprocal(self.streams.mass if params else self.streams.mover_mass),
+            scale=scale,
             base=base,
             new=self.built.values,
             outer=self.outer if params else None,

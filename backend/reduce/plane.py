@@ -52,8 +52,10 @@ Send = Callable[[int, ChunkHeader, memoryview], None]
 Tell = Callable[[int, Message], None]
 """queue a message to a host's data link"""
 
-WINDOW_SLICES = 4
+WINDOW_SLICES = 3
 OUTGOING_SLICES = 8
+AHEAD = 2
+"""pieces under way for each thread: one is worked on, the next one waits, so that no thread waits for the event loop"""
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +121,16 @@ class ReducePlane:
             raise ValueError("the outer momentum can be restored before the first round only")
         self._ledger.restore(momentum)
 
+    def restore_consensus(self, values: FloatArray) -> None:
+        """Start from a checkpoint: the initial broadcast brings this arena (f32, params then buffers), whatever ranks
+        send. The plane keeps it; call it before the first round is opened.
+
+        Raises ``ValueError`` once there is a round, or for what is no finite f32 vector.
+        """
+        if self._open is not None:
+            raise ValueError("the consensus can be restored before the first round only")
+        self._ledger.start_from(values)
+
     @property
     def waiting_for(self) -> dict[int, str]:
         """What the open attempt still misses, in words, by host; empty when none is open."""
@@ -151,6 +163,7 @@ class ReducePlane:
             built=built,
             outer=self._ledger.outer_step(built, opening.initial),
             started=self._clock(),
+            start=self._ledger.start(opening.initial),
         )
         self._wake()
 
@@ -258,10 +271,14 @@ class ReducePlane:
 
     def _advance(self, attempt: Attempt) -> None:
         """Start every sum whose slices are all here, a few at a time."""
+        if attempt.culprits and not attempt.running:  # the first one, whichever thread was quicker
+            self._break_for(attempt, min(attempt.culprits, key=lambda culprit: culprit.element))
+            return
         while (
             attempt.planned
+            and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
-            and attempt.running < self._cuts.threads
+            and attempt.running < AHEAD * self._cuts.threads
             and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
@@ -296,9 +313,8 @@ class ReducePlane:
             return
         result = done.result()
         if isinstance(result, Culprit):
-            self._break_for(attempt, result)
-            return
-        if at is not None:
+            attempt.culprits.append(result)
+        elif at is not None:
             attempt.summed[at] = result
             failpoints.hit("plane.summed", round=attempt.number[0], offset=attempt.plan[at].offset)
             self._send_summed(attempt)

@@ -223,7 +223,7 @@ class RunLinks:
         return {
             host: "shared memory" if relay.shares_memory else "stream"
             for host, relay in self._relays.items()
-            if Channel.DATA in relay.links
+            if relay.has(Channel.DATA)
         }
 
     def drop(self, host: int, reason: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from odometers import assert_exact
 from proxy import Proxy, proxied
-from stage import Stage, wait_for
+from stage import THOROUGH, Stage, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 MEGABYTE = 1 << 20
@@ -27,14 +27,17 @@ def behind_proxies(marchline: Stage, stack: ExitStack, run: int, hosts: int) -> 
     return [proxies[rank["host_name"]] for rank in sorted(view["ranks"], key=lambda rank: rank["rank"])]
 
 
+@THOROUGH
 def test_an_upload_is_cut_after_a_megabyte_of_many(marchline: Stage, tmp_path: Path) -> None:
     """200 MB of parameters: the host whose link breaks leaves nothing in the sum, and the other one goes on alone."""
     cut_uploads(marchline, tmp_path, elements=50_000_000, places=[MEGABYTE])
 
 
-def test_uploads_are_cut_at_ten_random_places(marchline: Stage, tmp_path: Path) -> None:
+@THOROUGH
+def test_uploads_are_cut_at_random_places(marchline: Stage, tmp_path: Path) -> None:
+    """Ten of them, with hosts that are played, are in ``tests/runtime``."""
     elements, seed = 2_000_000, random.randrange(1 << 32)
-    places = [random.Random(seed + number).randrange(1, 4 * elements) for number in range(10)]
+    places = [random.Random(seed + number).randrange(1, 4 * elements) for number in range(2)]
     print(f"seed {seed}: cut after {places} bytes of {4 * elements}")
     cut_uploads(marchline, tmp_path, elements, places)
 
@@ -70,33 +73,37 @@ def cut_uploads(marchline: Stage, tmp_path: Path, elements: int, places: list[in
 
 
 def test_a_host_that_does_not_read_delays_nobody_else(marchline: Stage, tmp_path: Path) -> None:
-    """Host 1 of one run takes nothing from its data link any more: the round stands still, and all else goes on."""
+    """Host 1 of one run takes nothing from its data link any more: its round stands still, and all else goes on."""
     ledger = tmp_path / "ledger.txt"
-    elements = 16_000_000
+    other = marchline.create("odometer.py:Odometer", fixed_counts=[3, 1], params={"samples": 1_000_000})
+    for number in range(2):
+        marchline.worker(f"other-{number}", "cpu:1", "--run", str(other))
+    marchline.started(other, 2)
     slow = marchline.create(
         "freight.py:Freight",
         fixed_counts=[1, 1],
-        params={"samples": 10_000, "elements": elements, "path": str(ledger)},
+        params={"samples": 10_000, "elements": 8_000_000, "path": str(ledger)},
     )
     with ExitStack() as stack:
         (_, held) = behind_proxies(marchline, stack, slow, 2)
         held.hold_down()
         stuck = stands_still(marchline, slow)
-        other = marchline.create("odometer.py:Odometer", fixed_counts=[3, 1], params={"samples": 200})
-        for number in range(2):
-            marchline.worker(f"other-{number}", "cpu:1", "--run", str(other))
-        marchline.started(other, 2)
-        view = marchline.ended(other)
-        assert view["phase"] == "done", marchline.story(other)
+        passed = marchline.view(other)["round"]
+        marchline.until(other, lambda view: view["round"] > passed + 10, "the other run to go on")
         assert marchline.view(slow)["round"] == stuck, "the slow host has held its round up all the while"
+        marchline.post(f"runs/{other}/stop")
+        assert marchline.ended(other)["phase"] == "done", marchline.story(other)
+        assert marchline.view(slow)["round"] == stuck
         figures = marchline.metrics()
         held.release()
         marchline.until(slow, lambda view: view["round"] > stuck + 1, "the rounds to go on")
         marchline.post(f"runs/{slow}/stop")
         view = marchline.ended(slow)
     assert (view["phase"], view["deaths"]) == ("done", []), marchline.story(slow)
-    assert figures["marchline_heartbeats_late_total"] == 0
-    assert figures["marchline_controller_heartbeats_late_total"] == 0
+    # How late a loaded machine makes them is not for a test to say; a link that waits for the slow host would make them
+    # as late as it is slow.
+    assert figures["marchline_heartbeat_worst_late_seconds"] < 10
+    assert figures["marchline_controller_heartbeat_worst_late_seconds"] < 10
     assert_exact(marchline, slow, ledger)
 
 

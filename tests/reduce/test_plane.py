@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from plane_kit import ELEMENTS, PARAMS, Bench, arenas, chunks, declared, oracle, share_of
+from plane_kit import ELEMENTS, PARAMS, Bench, arenas, chunks, declared, oracle, share_of, shared
 
 from backend.core.vocabulary import NonFiniteValue, RoundFinished
 from wire.arithmetic import F32, FloatArray
@@ -342,6 +343,27 @@ async def test_a_stream_that_is_not_finite_names_host_and_element() -> None:
     broken = await broken_by({0: (declared({0: 1}), one), 5: (declared({1: 1, 2: 0}), two)})
     assert broken.reason == f"rank 1 of host 5 contributed inf at element {PARAMS + 2} (buffers)"
     assert broken.non_finite == NonFiniteValue(1, PARAMS + 2, "inf"), "only one rank worked there"
+
+
+async def test_the_first_value_is_named_whichever_thread_is_quicker(tmp_path: Path) -> None:
+    """A large piece before a small one: the later one is done first, and is not what is named."""
+    base = np.zeros(1 << 20, F32)
+    sizes = {"params_elements": base.size - 1, "buffers_elements": 1}
+    for values in ({5: np.nan, base.size - 1: np.inf}, {base.size - 1: np.inf}):
+        bench = Bench({"mapped_elements": base.size, "threads": 2})
+        bench.plane.share(0, shared(tmp_path / str(len(values)), {0: base}))
+        bench.open({0: (0,)}, -1, **sizes)
+        bench.plane.contribution(0, declared({0: 1}, -1, **sizes))
+        await bench.finished()
+        bad = base.copy()
+        bad[list(values)] = list(values.values())
+        bench.plane.share(0, shared(tmp_path / str(len(values)), {0: bad}))
+        bench.open({0: (0,)}, 0, **sizes)
+        bench.plane.contribution(0, declared({0: 1}, 0, **sizes))
+        broken = await bench.broken()
+        assert broken.non_finite is not None
+        assert broken.non_finite.element == min(values)
+        bench.plane.close()
 
 
 async def test_opposite_infinities_do_not_hide() -> None:

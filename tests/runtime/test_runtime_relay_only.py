@@ -29,6 +29,7 @@ from wire.messages import (
     ChildLost,
     Contribution,
     FoldOrder,
+    NonFinite,
     Reject,
     RelayWelcome,
     RoundAborted,
@@ -37,7 +38,7 @@ from wire.session import Channel
 
 SITE, LEFT, RIGHT, DIRECT = 0, 1, 2, 3
 HOSTS: dict[int, tuple[int, ...]] = {SITE: (), LEFT: (0, 1), RIGHT: (2,), DIRECT: (3,)}
-OPEN = OpenRound(4, 1, {LEFT: (0, 1), RIGHT: (2,), DIRECT: (3,)}, False, 6, 2)
+OPEN = OpenRound(-1, 1, {LEFT: (0, 1), RIGHT: (2,), DIRECT: (3,)}, True, 6, 2)
 
 
 @contextlib.asynccontextmanager
@@ -165,15 +166,15 @@ async def test_when_the_core_drops_it_its_hosts_are_lost(tmp_path: Path) -> None
 
 
 async def test_a_round_orders_it_to_fold_who_is_behind_it(tmp_path: Path) -> None:
-    abort = AbortRound(4, 1, "somebody died")
+    abort = AbortRound(-1, 1, "somebody died")
     async with world(tmp_path, OPEN, abort) as (where, core, hosts):
         await attach(core, hosts, LEFT, RIGHT)
         await hosts[DIRECT].attach()
         await core.until(lambda events: len(attached(events)) == 3)
         await where.controller.command(1, "stop")
         order = await hosts[SITE].data.hear(FoldOrder)
-        assert order == FoldOrder(4, 1, {LEFT: [0, 1], RIGHT: [2]}, 6, 2)
-        assert await hosts[SITE].data.hear(RoundAborted) == RoundAborted(4, 1, "somebody died")
+        assert order == FoldOrder(-1, 1, {LEFT: [0, 1], RIGHT: [2]}, 6, 2)
+        assert await hosts[SITE].data.hear(RoundAborted) == RoundAborted(-1, 1, "somebody died")
 
 
 async def test_its_contribution_must_hold_exactly_the_ranks_behind_it(tmp_path: Path) -> None:
@@ -183,6 +184,21 @@ async def test_its_contribution_must_hold_exactly_the_ranks_behind_it(tmp_path: 
         await hosts[SITE].data.hear(FoldOrder)
         steps = {0: 1, 1: 1}
         masses = {0: 1.0, 1: 1.0}
-        await hosts[SITE].data.say(Contribution(4, 1, steps, masses, masses, 6, 2))
+        await hosts[SITE].data.say(Contribution(-1, 1, steps, masses, masses, 6, 2))
         broken = await core.heard(RoundBroken)
         assert (broken.host, "ranks" in broken.reason) == (SITE, True)
+
+
+@pytest.mark.parametrize(("rank", "blamed"), [(2, RIGHT), (3, SITE)])
+async def test_a_value_that_is_not_finite_is_its_own_hosts(tmp_path: Path, rank: int, blamed: int) -> None:
+    """Unless the relay-only host speaks of a rank that is not behind it."""
+    async with world(tmp_path, OPEN) as (where, core, hosts):
+        await attach(core, hosts, LEFT, RIGHT)
+        await where.controller.command(1, "stop")
+        await hosts[SITE].data.hear(FoldOrder)
+        works = {0: 1, 1: 0, 2: 1}
+        masses = {rank: float(steps) for rank, steps in works.items()}
+        await hosts[SITE].data.say(Contribution(-1, 1, works, masses, masses, 6, 2))
+        await hosts[SITE].data.say(NonFinite(-1, 1, rank, 5, "nan"))
+        broken = await core.heard(RoundBroken)
+        assert (broken.host, broken.non_finite is not None) == (blamed, blamed == RIGHT)

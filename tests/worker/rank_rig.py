@@ -186,8 +186,8 @@ class Cohort:
             rank.send(commit)
         acks = [rank.expect(SyncAck) for rank in self.ranks]
         assert all(ack.round == number for ack in acks)
-        assert len({ack.params_hash for ack in acks}) == 1 or mass == 0
-        assert (acks[0].params_hash != "") == (mass > 0)
+        assert len({ack.params_hash for ack in acks}) == 1 or mass == 0 or excluded is not None
+        assert (acks[0].params_hash != "") == (mass > 0 and self.ranks[0].spec.plan.verify_consensus)
         return acks
 
     def _build(self, new: FloatArray, snapshots: list[SnapshotReady]) -> None:

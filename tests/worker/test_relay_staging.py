@@ -169,6 +169,8 @@ def test_an_update_is_announced_once_and_first() -> None:
         opened().accepts(ALL[0], MODEL)
     with pytest.raises(StagingError, match="announced twice"):
         staging().coming(coming(), MODEL)
+    with pytest.raises(StagingError, match="initial broadcast leaves elements out"):
+        opened(-1).coming(coming(-1, still=[(3, 4)]), MODEL)
     with pytest.raises(StagingError, match="elements 3 to 20 are out of order or beyond 14"):
         opened().coming(coming(still=[(3, 20)]), MODEL)
 

@@ -132,10 +132,12 @@ async def test_a_contribution_that_is_quicker_than_its_order_waits_for_it() -> N
     async with running() as site:
         await site.formed()
         left = await site.child(1, [0, 1])
-        await contribute(left, contribution(0, 0, {0: 1, 1: 1}), ramp(1.0))
-        await site.up.say(order(0, 0, LEFT))
-        await site.up.hear(Contribution)
-        assert np.array_equal(await summed(site, 8), ramp(1.0)(0, 8))
+        for number in range(3):
+            await contribute(left, contribution(number, 0, {0: 1, 1: 1}), ramp(1.0))
+            await site.child(10 + number, [10 + number])  # a round trip, in which the contribution arrives
+            await site.up.say(order(number, 0, LEFT))
+            assert (await site.up.hear(Contribution)).round == number
+            assert np.array_equal(await summed(site, 8), ramp(1.0)(0, 8))
 
 
 async def test_an_aborted_attempt_leaves_no_trace_in_the_next() -> None:
