@@ -345,10 +345,8 @@ class JoinWindow:
         if world <= self._world_capacity:
             return None
         why = "the run's forced counts name" if self._forced_world is not None else "a world holds"
-        reason = (
-            f"With {name} the world would have {ranks(world)}, but {why} {self._world_capacity}; offer fewer devices."
-        )
-        return Refusal("world_full", reason)
+        full = f"With {name} the world would have {ranks(world)}, but {why} {self._world_capacity}"
+        return Refusal("world_full", f"{full}; offer fewer devices.")
 
     def _refuse_after_probe(self, candidate: Candidate, report: ProbeReport) -> Refusal | None:
         if self.closed:
