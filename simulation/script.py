@@ -41,8 +41,9 @@ from simulation.acts import ACTS, OPERATOR
 from simulation.ordeal import Ordeal
 from simulation.pace import Pace
 from simulation.played import LATENCY, Batch
+from simulation.props import LOCAL_TENSOR
 from simulation.rounds import Sum
-from simulation.theatre import LOCAL_TENSOR, Theatre
+from simulation.theatre import Theatre
 from simulation.watch import Watcher
 
 STAGE_KEYS = frozenset(

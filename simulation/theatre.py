@@ -38,6 +38,7 @@ from backend.core.vocabulary import (
     Tick,
     WriteCheckpoint,
 )
+from simulation import props
 from simulation.faults import Faults
 from simulation.figures import Meter
 from simulation.pace import Pace
@@ -46,7 +47,6 @@ from simulation.rounds import PlayedPlane, Sum
 from simulation.stage import Stage
 from simulation.watch import CoreTime, Watcher
 from wire.messages import (
-    WIRE_VERSION,
     Accept,
     Device,
     ExitCause,
@@ -65,15 +65,8 @@ from wire.messages import (
     RunEnded,
     SyncAck,
     TensorSpec,
-    Versions,
     WorldFormed,
 )
-
-VERSIONS = Versions(marchline="0.1.0", wire=WIRE_VERSION, python="3.11.7", torch="2.13.0")
-ONE_NUMBER = [TensorSpec(name="w", section="params", dtype="float32", shape=[1], offset=0)]
-LOCAL_TENSOR = TensorSpec(name="batches", section="local", dtype="int64", shape=[1])
-INSTANT = RoundCost(0.0, float("inf"))
-RELAY_SECONDS, READY_SECONDS, CHECKPOINT_SECONDS = 0.04, 0.05, 0.01
 
 
 class Theatre(Faults):
@@ -86,7 +79,7 @@ class Theatre(Faults):
         samples: int = 60,
         layout: list[TensorSpec] | None = None,
         salt: bytes = b"salt",
-        cost: RoundCost = INSTANT,
+        cost: RoundCost = props.INSTANT,
         seed: int = 0,
         check: bool = True,
         stopwatch: Callable[[], float] | None = None,
@@ -94,7 +87,7 @@ class Theatre(Faults):
         """``samples`` an epoch; ``check`` the core after every event; ``stopwatch`` in seconds, to time the core."""
         self.config = config
         self.samples = samples
-        self.layout = list(layout or ONE_NUMBER)
+        self.layout = list(layout or props.ONE_NUMBER)
         self.cost = cost
         self.batch_size = config.batch_size
         self.overlap = config.mode.endswith("_async")
@@ -168,7 +161,7 @@ class Theatre(Faults):
         fields: dict[str, Any] = {
             "host": name,
             "devices": devices,
-            "versions": VERSIONS,
+            "versions": props.VERSIONS,
             "emulate_ms_per_batch": emulate,
         } | hello
         self.host_says(host, Hello(**fields))
@@ -366,8 +359,8 @@ class Theatre(Faults):
             host.ranks.append(played)
             self.ranks[rank] = played
             ready = RankReady(layout_hash="L", params_elements=self._elements, buffers_elements=0)
-            self.say(played, ready, self.stage.now + READY_SECONDS)
-        self.stage.after(RELAY_SECONDS, self.attach, host)
+            self.say(played, ready, self.stage.now + props.READY_SECONDS)
+        self.stage.after(props.RELAY_SECONDS, self.attach, host)
 
     def attach(self, host: PlayedHost) -> None:
         """Both links of the host's relay are up."""
@@ -403,4 +396,4 @@ class Theatre(Faults):
     def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
         error = self.checkpoint_error
         event = CheckpointWritten(effect.checkpoint, "" if error else "model.safetensors", 4, "00", error=error)
-        self.stage.after(CHECKPOINT_SECONDS, lambda: self.feed(event))
+        self.stage.after(props.CHECKPOINT_SECONDS, lambda: self.feed(event))

@@ -16,6 +16,7 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty
+from backend.core.forming import announce
 from backend.core.join_window import PROBE_SECONDS, JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
@@ -68,11 +69,7 @@ from wire.messages import (
     RunEnded,
     SyncAck,
     TrainingPlan,
-    WorldFormed,
 )
-
-GENERATION = 0
-"""Raised when the world changes during a run; today it never does."""
 
 
 class Cohort:
@@ -240,11 +237,11 @@ class Cohort:
             self._out += take_up(self.march, self.resume, now)
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
         for seat in world.hosts.values():
-            self._out += self._tell_host(world, seat, reference.dataset_size)
+            self._out += announce(world, seat, self._plan(reference.dataset_size))
 
-    def _tell_host(self, world: World, seat: HostSeat, dataset_size: int) -> list[Effect]:
+    def _plan(self, dataset_size: int) -> TrainingPlan:
         config = self.config
-        plan = TrainingPlan(
+        return TrainingPlan(
             run_id=self.run_id,
             job=config.job,
             params=dict(config.params),
@@ -259,23 +256,6 @@ class Cohort:
             blend_alpha=config.blend_alpha,
             resumed=self.resume is not None,
         )
-        assignments = world.assignments(seat.host)
-        formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
-        rows: list[Effect] = [
-            Record(
-                "ranks",
-                {
-                    "rank": assignment.rank,
-                    "host": seat.host,
-                    "local_rank": assignment.local_rank,
-                    "device": assignment.device,
-                    "emulate_ms_per_batch": seat.emulate_ms_per_batch,
-                    "state": "starting",
-                },
-            )
-            for assignment in assignments
-        ]
-        return [*rows, SendHost(seat.link, formed)]
 
     def _move(self, phase: str, reason: str) -> None:
         self._door_phase = phase

@@ -19,7 +19,7 @@ from backend.core.vocabulary import (
     WriteCheckpoint,
 )
 from simulation.played import PlayedHost
-from simulation.theatre import LOCAL_TENSOR, ONE_NUMBER
+from simulation.props import LOCAL_TENSOR, ONE_NUMBER
 from wire.messages import Evaluate, RankProgress, RequestLocalState, RoundCommitted, StartChunk, SyncAck
 
 
