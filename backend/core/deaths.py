@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from backend.core.vocabulary import Effect, Record, SendRelay
 from backend.core.work import Range
 from backend.core.world import World
 from wire.messages import DeclareDead, ExitCause
+
+if TYPE_CHECKING:
+    from backend.core.march import March
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,16 @@ class Casualty:
     def sentence(self, world: World) -> str:
         """Who died, where and how."""
         return f"{world.where(self.rank)} died: {self.how()}"
+
+
+def bury(march: March, casualty: Casualty) -> list[Effect]:
+    """Take a rank that was just removed from the world out of everything: its work returns, its death is written down,
+    and the hosts that are left are told."""
+    returned = march.training.rank_died(casualty.rank)
+    closed = march.cycle.next_round - (1 if march.cycle.open else 0)
+    row, records = death_records(casualty, march.world, last_round=max(closed, 0) - 1, returned=returned)
+    march.deaths.append(row)
+    return [*records, *death_notices(casualty, march.world)]
 
 
 def death_notices(casualty: Casualty, world: World) -> list[Effect]:
