@@ -147,9 +147,7 @@ def test_a_host_that_cannot_pin_its_arena_copies_once_more(tmp_path: Path, monke
 
 
 def test_an_arena_in_shared_memory_is_pinned_as_it_is() -> None:
-    with tempfile.TemporaryDirectory(
-        dir="/dev/shm"
-    ) as directory:  # a disk's pages are not pinned
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:  # a disk's pages are not pinned
         host = torch.from_numpy(ArenaFile.create(Path(directory) / "out", 1 << 20).values)
         staging = DeviceStaging(host, torch.device("cuda:0"), overlap=False)
         assert host.is_pinned()
