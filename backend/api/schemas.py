@@ -125,6 +125,11 @@ class Rank(Answer):
     device: str
     state: str
     busy: bool = False
+    """at one thing, such as a batch, for more than a few seconds"""
+    doing: str = ""
+    """what its host last saw it do: starting, idle, working, reducing, evaluating, saving; empty when nobody knows"""
+    doing_seconds: int | None = None
+    """for how long, while it is busy"""
     planned: int | None = None
     realized: int | None = None
     anchor: bool = False

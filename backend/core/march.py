@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
-from backend.core.deaths import Casualty, death_notices, death_records
+from backend.core.deaths import Casualty, bury
 from backend.core.desks import CheckpointDesk, EvaluationDesk
 from backend.core.ending import Ending, farewell, outcome, stalled
 from backend.core.errands import Errands
@@ -19,6 +19,7 @@ from backend.core.liveness import Liveness, tolerance
 from backend.core.lookahead import training_for
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, position, progress_row
+from backend.core.recovery import Recovery
 from backend.core.refusals import Refusals, refuse
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
@@ -74,6 +75,7 @@ class March:
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
+        self.recovery = Recovery()
         self.started_at: float | None = None
         self.ended_at: float | None = None
 
@@ -130,12 +132,13 @@ class March:
         if self.leaving:
             self.world.remove(rank, "left")
         else:
-            self.ranks_died([Casualty(rank, "its process ended", cause)], now)
+            self.ranks_died([Casualty(rank, "its process ended", cause, cause.seen_seconds_ago)], now)
 
     def lose_host(self, seat: HostSeat, reason: str, now: float) -> None:
         """The host is out, with every rank that it carried."""
         if seat.state in ("left", "lost"):
             return
+        silence = self.liveness.silence(seat.host, now)
         self.liveness.remove(seat.host)
         if self.leaving:
             seat.state = "left"
@@ -153,7 +156,7 @@ class March:
         ]
         if not seat.ranks:
             self.event("relay_lost", f"{seat.name}, a relay without ranks, was lost: {reason}", "error")
-        self.ranks_died([Casualty(rank, reason) for rank in seat.ranks], now)
+        self.ranks_died([Casualty(rank, reason, detect_seconds=silence) for rank in seat.ranks], now)
 
     def ranks_died(self, casualties: list[Casualty], now: float) -> None:
         """Deaths of one cause are one step: all are marked before anybody is asked to do anything."""
@@ -161,13 +164,15 @@ class March:
         for casualty in casualties:
             self.world.remove(casualty.rank, "dead")
         for casualty in casualties:
-            self._bury(casualty)
+            self.out += bury(self, casualty, now)
         if not casualties or self.end is not None:
             return
         if self.phase == "forming":
             self.fail(f"The cohort could not form: {casualties[0].sentence(self.world)}", now)
             return
         self._carry_on_without({casualty.rank for casualty in casualties}, now)
+        for casualty in casualties:
+            self.recovery.declared(self, casualty.rank, casualty.detect_seconds, now)
 
     def fail(self, reason: str, now: float, level: str = "error") -> None:
         """End now, without another round; whoever lives is told why."""
@@ -182,6 +187,7 @@ class March:
         self._watch(now)
         while self.end is None and self._step(now):
             pass
+        self.out += self.recovery.observe(self, now)
 
     def deadline(self) -> float | None:
         """When something must have happened."""
@@ -343,6 +349,7 @@ class March:
         """The one place where a run ends."""
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)
+        self.out += self.recovery.conclude(self)
         row = progress_row(self, self.cycle.next_round - 1)
         row |= {"phase": phase, "reason": reason, "stopped_by": self.stopping}
         self.event("run_ended", f"The run is {phase}: {reason}", "info" if phase == "done" else "error")
@@ -355,14 +362,6 @@ class March:
         self.out.append(self.end)
 
     # ------------------------------------------------------------------------------------------------- parts
-
-    def _bury(self, casualty: Casualty) -> None:
-        returned = self.training.rank_died(casualty.rank)
-        closed = self.cycle.next_round - (1 if self.cycle.open else 0)
-        row, records = death_records(casualty, self.world, last_round=max(closed, 0) - 1, returned=returned)
-        self.deaths.append(row)
-        self.out += records
-        self.out += death_notices(casualty, self.world)
 
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         verdict = tolerance(len(self.world.dead()), len(self.world.ranks), self.config.max_failure)

@@ -232,6 +232,8 @@ def _rank(row: Row, hosts: list[Row], last: Row, worked: Row) -> Row:
         "device": row["device"] or "",
         "state": row["state"] if row["state"] == "dead" else "left",
         "busy": False,
+        "doing": "",
+        "doing_seconds": None,
         "planned": of_last("planned") or 0,
         "realized": of_last("realized") or 0,
         "anchor": last.get("anchor_rank") == number,

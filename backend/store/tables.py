@@ -207,6 +207,11 @@ deaths = Table(
     Column("last_round", Integer),
     Column("peak_rss_bytes", BigInteger),
     Column("returned_samples", BigInteger),
+    Column("world_size", Integer),
+    Column("memory_kills", Integer),
+    Column("memory_limit_bytes", BigInteger),
+    _json("waited"),
+    _json("recovery"),
     Index(None, "run_id", "id"),
     sqlite_autoincrement=True,
 )
@@ -243,5 +248,10 @@ tokens = Table(
 
 APPENDED = {table.name: table for table in (events, rounds, scalars, deaths, checkpoints)}
 """Tables whose rows are written once; a second row under the same key is refused."""
-UPSERTED = {"hosts": (hosts, "host"), "ranks": (ranks, "rank"), "epochs": (epochs, "epoch")}
+UPSERTED = {
+    "hosts": (hosts, "host"),
+    "ranks": (ranks, "rank"),
+    "epochs": (epochs, "epoch"),
+    "recoveries": (deaths, "rank"),
+}
 """Tables whose rows are merged by (run_id, this column): given columns are replaced, the others stay."""
