@@ -16,12 +16,17 @@ from typing import Any, TypeVar
 
 import httpx2
 import psutil
+import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 JOBS = ROOT / "tests" / "jobs"
 T = TypeVar("T")
 PATHS: dict[str, tuple[str, ...]] = {"shared memory": (), "stream": ("--stream-data",)}
 """how a host's data goes to a controller on the same machine, and the options that make it"""
+THOROUGH = pytest.mark.skipif(
+    not os.environ.get("MARCHLINE_TEST_THOROUGH"),
+    reason="more of what is tested without it, up to models of 560 MB: minutes, and 6 GB; MARCHLINE_TEST_THOROUGH=1",
+)
 PATIENCE = 180.0
 """seconds after which a test gives up on something that should have happened"""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from odometers import assert_exact
 from proxy import Proxy, proxied
-from stage import Stage, wait_for
+from stage import THOROUGH, Stage, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 MEGABYTE = 1 << 20
@@ -27,11 +27,13 @@ def behind_proxies(marchline: Stage, stack: ExitStack, run: int, hosts: int) -> 
     return [proxies[rank["host_name"]] for rank in sorted(view["ranks"], key=lambda rank: rank["rank"])]
 
 
+@THOROUGH
 def test_an_upload_is_cut_after_a_megabyte_of_many(marchline: Stage, tmp_path: Path) -> None:
     """200 MB of parameters: the host whose link breaks leaves nothing in the sum, and the other one goes on alone."""
     cut_uploads(marchline, tmp_path, elements=50_000_000, places=[MEGABYTE])
 
 
+@THOROUGH
 def test_uploads_are_cut_at_random_places(marchline: Stage, tmp_path: Path) -> None:
     """Ten of them, with hosts that are played, are in ``tests/runtime``."""
     elements, seed = 2_000_000, random.randrange(1 << 32)

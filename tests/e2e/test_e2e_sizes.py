@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +9,7 @@ import psutil
 import pytest
 import xxhash
 from safetensors.numpy import load_file
-from stage import PATHS, Stage
-
-LARGE = pytest.mark.skipif(
-    not os.environ.get("MARCHLINE_TEST_LARGE"),
-    reason="takes a minute and 6 GB of memory; MARCHLINE_TEST_LARGE=1 runs it",
-)
+from stage import PATHS, THOROUGH, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 COUNTS = [3, 1]
@@ -23,9 +17,14 @@ COUNTS = [3, 1]
 WINDOWS = 2
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("megabytes", [8.8, pytest.param(280, marks=LARGE), pytest.param(560, marks=LARGE)])
-def test_unmoved_bits_stay(marchline: Stage, tmp_path: Path, path: str, megabytes: float) -> None:
+@pytest.mark.parametrize(
+    ("megabytes", "path"),
+    [
+        (8.8, "one of each"),
+        *(pytest.param(megabytes, path, marks=THOROUGH) for megabytes in (8.8, 280, 560) for path in PATHS),
+    ],
+)
+def test_unmoved_bits_stay(marchline: Stage, tmp_path: Path, megabytes: float, path: str) -> None:
     elements, ledger = int(megabytes * 1e6) // 4, tmp_path / "hashes.txt"
     controller = psutil.Process(marchline.process.pid)
     before = controller.memory_info().rss
@@ -34,8 +33,8 @@ def test_unmoved_bits_stay(marchline: Stage, tmp_path: Path, path: str, megabyte
         fixed_counts=COUNTS,
         params={"samples": WINDOWS * sum(COUNTS), "elements": elements, "path": str(ledger)},
     )
-    for number in range(2):
-        marchline.worker(f"host-{number}", "cpu:1", *PATHS[path])
+    for number, own in enumerate(PATHS if path == "one of each" else (path, path)):
+        marchline.worker(f"host-{number}", "cpu:1", *PATHS[own])
     marchline.started(run, 2)
     view = marchline.ended(run, 400)
     assert (view["phase"], view["deaths"]) == ("done", []), marchline.story(run)

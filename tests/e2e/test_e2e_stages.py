@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from odometers import armed, assert_exact, injected, readings
-from stage import PATHS, PATIENCE, Stage, stage
+from stage import PATHS, PATIENCE, THOROUGH, Stage, stage
 
 from wire.failpoints import injections
 
@@ -32,6 +32,7 @@ CONTROLLER_STAGES = {
     "driver.commit.after": "after",
 }
 """where the controller dies -> whether the round's commit was announced"""
+ALWAYS = ("plane.summed", "driver.commit.after")
 
 
 def cohort(marchline: Stage, ledger: Path, counts: list[int], samples: int) -> int:
@@ -40,7 +41,7 @@ def cohort(marchline: Stage, ledger: Path, counts: list[int], samples: int) -> i
     return marchline.create("freight.py:Freight", fixed_counts=counts, quorum=len(counts), params=params)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["shared memory", pytest.param("stream", marks=THOROUGH)])
 def test_a_rank_is_killed_at_each_stage(marchline: Stage, tmp_path: Path, path: str) -> None:
     """Rank k dies in round k; rank 0 is left."""
     ledger, journal = tmp_path / "ledger.txt", tmp_path / "injections"
@@ -67,11 +68,18 @@ def test_a_rank_is_killed_at_each_stage(marchline: Stage, tmp_path: Path, path: 
             assert accepted[k:] == [], f"{site}: nobody knew of its work"
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_relay_is_killed_at_each_stage(marchline: Stage, tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "stages"),
+    [
+        ("stream", (*STREAM_STAGES, "relay.commit.before")),
+        pytest.param("stream", RELAY_STAGES, marks=THOROUGH),
+        pytest.param("shared memory", RELAY_STAGES, marks=THOROUGH),
+    ],
+)
+def test_a_relay_is_killed_at_each_stage(marchline: Stage, tmp_path: Path, path: str, stages: tuple[str, ...]) -> None:
     """The k-th host's relay dies in round k; host 0 is left."""
     ledger, journal = tmp_path / "ledger.txt", tmp_path / "injections"
-    sites = ["", *RELAY_STAGES, *(STREAM_STAGES if path == "stream" else ())]
+    sites = ["", *stages]
     counts = list(range(len(sites), 0, -1))
     run = cohort(marchline, ledger, counts, len(sites) * sum(counts))
     for number, site in enumerate(sites):
@@ -97,7 +105,9 @@ def test_a_relay_is_killed_at_each_stage(marchline: Stage, tmp_path: Path, path:
             assert accepted[number:] in ([], [number]), site
 
 
-@pytest.mark.parametrize("site", CONTROLLER_STAGES)
+@pytest.mark.parametrize(
+    "site", [site if site in ALWAYS else pytest.param(site, marks=THOROUGH) for site in CONTROLLER_STAGES]
+)
 def test_the_controller_is_killed_at_each_stage(tmp_path: Path, site: str) -> None:
     """In round 2. What was not announced nobody adopts; what was, is the whole consensus of that round."""
     ledger, journal = tmp_path / "ledger.txt", tmp_path / "injections"
