@@ -88,7 +88,7 @@ class Host:
         raises ``NetnsError``."""
         name = {"input": "iifname", "output": "oifname"}[hook]
         rule = f"type filter hook {hook} priority 0; {name} {self.interface} drop;"
-        _run(*self.command("nft", f"table inet {hook}_blocked {{ chain all {{ {rule} }} }}"))
+        _run(*self.command("nft", f"table inet {hook}_blocked {{ chain drops {{ {rule} }}; }}"))
 
     def unblock(self, hook: str) -> None:
         """Let pass again what ``block`` drops. Raises ``NetnsError``."""

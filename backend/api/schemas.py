@@ -188,6 +188,17 @@ class Death(Answer):
     last_round: int | None = None
     peak_rss_bytes: int | None = None
     returned_samples: int | None = None
+    world_size: int | None = None
+    """of the run, the dead included"""
+    memory_kills: int | None = None
+    """processes of its host's control group that the kernel killed for memory just then, when that explains the end"""
+    memory_limit_bytes: int | None = None
+    """the limit that was reached; 0 when none is known"""
+    waited: dict[str, float] | None = None
+    """seconds that other ranks had nothing to do because of it until it was declared dead, by rank"""
+    recovery: dict[str, float] | None = None
+    """seconds until it was found (detect), until a round without it was asked for (decide), until that was closed
+    (resume), and until the next batch was done (first_step); phases that the run did not live to see are missing"""
 
 
 class Checkpoint(Answer):

@@ -35,6 +35,7 @@ from backend.reduce.attempt import fold_order
 from backend.reduce.outer import outer_optimizer
 from backend.reduce.plane import ReducePlane
 from backend.runtime.checkpoint import CheckpointPlace, Committed, write_checkpoint
+from backend.runtime.death_files import DeathFiles
 from backend.runtime.driver import Clock, Core, Driver
 from backend.runtime.feed import Feed
 from backend.runtime.limits import Limits
@@ -93,6 +94,8 @@ class LiveRun:
         self._services = services
         self._outcome: tuple[str, str] | None = None
         self._place = CheckpointPlace(services.data_dir, self.run_id)
+        known = {"run_id": self.run_id, "run": row["name"], "job": row["job"], "mode": row["mode"]}
+        self._death_files = DeathFiles(self._place.root, known, services.spawn)
         self._loop = asyncio.get_running_loop()
         self.driver = Driver(
             self.run_id,
@@ -147,6 +150,7 @@ class LiveRun:
         self.plane.close()
         await self._services.feed.close(self.run_id)
         await self._flushed()
+        await self._death_files.written()
 
     async def perform(self, effect: Effect) -> None:
         """Do what the core said. Sending never waits and never raises for a peer's sake; a durable record waits."""
@@ -262,8 +266,9 @@ class LiveRun:
         row = done.result()
         if table == "runs":
             self.row = row
-        elif table == "deaths":
-            self.deaths.append(row)
+        elif table in ("deaths", "recoveries"):
+            self.deaths = [*(death for death in self.deaths if death["rank"] != row["rank"]), row]
+            self._death_files.put(row)
         elif table == "checkpoints":
             self.checkpoints.append(row)
         self._services.feed.add_row(self.run_id, table, row)

@@ -26,8 +26,8 @@ NEXT_REVISION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0003"
-down_revision = "0002"
+revision = "9998"
+down_revision = "NEWEST"
 
 
 def upgrade():
@@ -85,7 +85,8 @@ def test_an_upgrade_that_fails_half_way_leaves_the_database_as_it_was(
     before = statements(database)
     broken = tmp_path / "migrations"
     shutil.copytree(schema.MIGRATIONS, broken, ignore=shutil.ignore_patterns("__pycache__"))
-    (broken / "versions" / "0003_broken.py").write_text(NEXT_REVISION)
+    newest = max(path.name[:4] for path in (broken / "versions").glob("[0-9]*.py"))
+    (broken / "versions" / "9998_broken.py").write_text(NEXT_REVISION.replace("NEWEST", newest))
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", broken)
         with pytest.raises(OpenError, match="nonsense"):
