@@ -84,7 +84,7 @@ function Death({ death }) {
     ["Last round", death.last_round < 0 ? "none" : count(death.last_round)],
     ["Samples given back", count(death.returned_samples)],
     ["Peak memory", death.peak_rss_bytes ? bytes(death.peak_rss_bytes) : MISSING],
-    ...(death.memory_kills ? [["Memory limit", death.memory_limit_bytes ? bytes(death.memory_limit_bytes) : "reached"]] : []),
+    ...(death.memory_kills ? [["Memory limit", death.memory_limit_bytes ? `${bytes(death.memory_limit_bytes)}, reached` : "reached"]] : []),
     ...(death.waited ? [["Waited for it", waitedFor(death.waited)]] : []),
   ];
   const place = death.host_name || `host ${death.host}`;
@@ -105,20 +105,22 @@ function Death({ death }) {
   `;
 }
 
+const short = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : span(seconds));
+
 /** Who had nothing to do meanwhile, the longest first. */
 function waitedFor(waited) {
   const ranks = Object.entries(waited).sort(([, a], [, b]) => b - a);
   if (!ranks.length) return "nobody";
-  const shown = ranks.slice(0, SHOWN_WAITERS).map(([rank, seconds]) => `r${rank} ${span(seconds)}`);
+  const shown = ranks.slice(0, SHOWN_WAITERS).map(([rank, seconds]) => `r${rank} ${short(seconds)}`);
   const rest = ranks.length - shown.length;
   return rest > 0 ? `${shown.join(", ")} and ${rest} more` : shown.join(", ");
 }
 
 const PHASES = [
-  ["detect", "found", "Since its end, or since its host was last heard"],
-  ["decide", "round asked for", "Until the others were asked for a round without it"],
-  ["resume", "round closed", "Until that round was closed"],
-  ["first_step", "next batch", "Until a survivor had done the next batch"],
+  ["detect", "found after", "Since its end, or since its host was last heard"],
+  ["decide", "round asked for after", "Until the others were asked for a round without it"],
+  ["resume", "closed after", "Until that round was closed"],
+  ["first_step", "next batch after", "Until a survivor had done the next batch"],
 ];
 
 /** How long each step took until the others were at work again. */
@@ -128,7 +130,7 @@ function Recovery({ recovery }) {
   return html`
     <ol class="recovery" aria-label="Recovery">
       ${known.map(([name, text, title]) => html`
-        <li key=${name} title=${title}><span class="muted">${text}</span> <strong>${span(recovery[name])}</strong></li>
+        <li key=${name} title=${title}><span class="muted">${text}</span> <strong>${short(recovery[name])}</strong></li>
       `)}
     </ol>
   `;
