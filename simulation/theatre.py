@@ -12,6 +12,7 @@ from typing import Any
 
 from backend.core.cohort import Cohort
 from backend.core.config import RunConfig
+from backend.core.resume import Resume
 from backend.core.round_cost import Line, RoundCost
 from backend.core.vocabulary import (
     AbortRound,
@@ -23,6 +24,8 @@ from backend.core.vocabulary import (
     Event,
     ExpectRelays,
     HostSaid,
+    KeepState,
+    OpenCheckpoint,
     OpenRound,
     Operator,
     RankSaid,
@@ -138,9 +141,15 @@ class Theatre(Faults):
             CloseLink: lambda effect: None,
             DropHost: lambda effect: None,
             ExpectRelays: lambda effect: None,
+            OpenCheckpoint: lambda effect: None,
+            KeepState: lambda effect: None,
         }
 
     # ------------------------------------------------------------------------------------------- for stories
+
+    def go_on(self, resume: Resume) -> None:
+        """Make it a run that goes on from a checkpoint; before anybody joins."""
+        self.cohort = Cohort(1, self.config, run_salt=b"salt", run_secret=None, job_hash="", now=0.0, resume=resume)
 
     @property
     def now(self) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from wire import frames, messages, values
+from wire import errands, frames, messages, values
 from wire.codes import CloseCode
 from wire.errors import ErrorCode
 from wire.layouts import FRAMES, struct_fields
@@ -79,6 +79,14 @@ _SEQUENCES = """\
     controller -> rank    Update, StartChunk      the round is closed; next window
 
 When a contributor is lost, RoundAborted voids the attempt and RequestParams opens the next one with the survivors.
+
+### A checkpoint, and what a rank takes up of it
+
+    controller -> rank    RequestLocalState       between two chunks, before the next one is dealt
+    rank -> controller    LocalState              in parts, from a thread; the rank trains on
+    controller -> rank    StateTaken              the part is on disk
+    rank -> controller    FetchState              a resumed run: before RankReady, a few parts ahead
+    controller -> rank    SavedState              until the last part; then the rank is ready
 """
 
 
@@ -122,7 +130,7 @@ def channels(message: type[Message]) -> tuple[str, ...]:
 def field_notes() -> dict[tuple[str, str], str]:
     """The string under each field of messages and values, by (class, field), on one line."""
     notes: dict[tuple[str, str], str] = {}
-    for node in ast.parse(inspect.getsource(values) + inspect.getsource(messages)).body:
+    for node in ast.parse(inspect.getsource(values) + inspect.getsource(errands) + inspect.getsource(messages)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, note in zip(node.body, node.body[1:], strict=False):

@@ -13,6 +13,14 @@ from typing import Any
 
 import msgspec
 
+from wire.errands import EvalResult as EvalResult
+from wire.errands import Evaluate as Evaluate
+from wire.errands import FetchState as FetchState
+from wire.errands import LocalState as LocalState
+from wire.errands import Message as Message
+from wire.errands import RequestLocalState as RequestLocalState
+from wire.errands import SavedState as SavedState
+from wire.errands import StateTaken as StateTaken
 from wire.values import Device as Device
 from wire.values import ExitCause as ExitCause
 from wire.values import Ranges as Ranges
@@ -26,10 +34,6 @@ from wire.values import Versions as Versions
 WIRE_VERSION = 1
 NO_RANK = 0xFFFFFFFF
 """The frame header's rank field when a frame speaks for the whole host."""
-
-
-class Message(msgspec.Struct, frozen=True, tag_field="kind"):
-    """Base of everything on the wire; the tag is the class name."""
 
 
 # ------------------------------------------------------------------------- join channel: agent <-> controller
@@ -214,6 +218,8 @@ class RankReady(Message, frozen=True):
     """sha256 over the layout; refused by name when it differs from the cohort's"""
     params_elements: int
     buffers_elements: int
+    notes: list[str] = []
+    """what this rank could not take up of the state that was saved, one sentence each"""
 
 
 class StartChunk(Message, frozen=True):
@@ -374,36 +380,6 @@ class Update(Message, frozen=True):
     global_step: int
 
 
-class Evaluate(Message, frozen=True):
-    """controller -> one rank: score the parameters you hold on the job's evaluation set."""
-
-    epoch: int
-
-
-class EvalResult(Message, frozen=True):
-    """rank -> controller."""
-
-    epoch: int
-    metrics: dict[str, float]
-    elapsed_ms: float
-    error: str = ""
-
-
-class RequestLocalState(Message, frozen=True):
-    """controller -> one rank: send the tensors that are not in the arena, for a checkpoint."""
-
-    checkpoint: int
-
-
-class LocalState(Message, frozen=True):
-    """rank -> controller: one part of a safetensors body with the ``local`` tensors, at most 256 KiB each."""
-
-    checkpoint: int
-    part: int
-    parts: int
-    data: bytes
-
-
 class Shutdown(Message, frozen=True):
     """controller -> rank: leave now; the run is over."""
 
@@ -445,7 +421,8 @@ AnyMessage = (
     | RankExited | RelayExited | Leaving | RelayHello | RelayWelcome | SharedMemory | ChildAttached | ChildLost
     | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
     | NonFinite | UpdateComing | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
-    | RequestLocalState | LocalState | Shutdown | Exiting | RankFailed | DeclareDead | RankHello
+    | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown
+    | Exiting | RankFailed | DeclareDead | RankHello
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

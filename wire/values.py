@@ -80,6 +80,8 @@ class TrainingPlan(Record, frozen=True):
     """what a rank that worked on while the round was open does with its own progress: overwrite, blend or delta"""
     blend_alpha: float = 0.5
     """blend: the consensus' share of what the rank then holds"""
+    resumed: bool = False
+    """fetch your saved state before you are ready"""
 
 
 class RankProgress(Record, frozen=True):

@@ -12,7 +12,7 @@
     reducing   RoundCommitted               idle or working  Adopt
     any        Update                       same             SetClock
     any        Evaluate                     same             Score
-    any        RequestLocalState            same             SendLocal
+    any        RequestLocalState            same             SendLocal (grants for it never come here)
     any        DeclareDead (own rank)       draining         Leave, as fenced
     any        Shutdown                     draining         Leave
     draining   anything                     draining         none

@@ -7,6 +7,7 @@ the protocol asks for is decided in ``control``, which is pure.
 from __future__ import annotations
 
 import contextlib
+import queue
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,18 +15,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
-import safetensors.torch
 
 from wire import failpoints
 from wire.messages import (
     BatchDone,
     EvalResult,
     Exiting,
-    LocalState,
     Message,
     RankReady,
+    SavedState,
     SnapshotReady,
     StartChunk,
+    StateTaken,
     SyncAck,
 )
 from wire.ranges import Ranges
@@ -44,17 +45,19 @@ from worker.control import (
     Train,
 )
 from worker.data import SampleFeed
+from worker.handover import Fetching, Handover
 from worker.job import describe
+from worker.local_state import capture, restore
 from worker.progress import ProgressBlock
 from worker.rank_link import LinkLost
 from worker.trainer import Trainer
 from worker.write_back import WriteBack
 
-LOCAL_PART_BYTES = 256 * 1024
-
 
 class Link(Protocol):
-    """The three things that the loop needs of its link."""
+    """What the loop needs of its link."""
+
+    taken: queue.SimpleQueue[StateTaken | LinkLost]
 
     def send(self, message: Message) -> None: ...
 
@@ -96,6 +99,8 @@ class LoopOptions:
     write_back: WriteBack = field(default_factory=WriteBack)
     """for the progress that was made while a round was open"""
     emulate_ms_per_batch: float | None = None
+    resumed: bool = False
+    """this rank's saved state is fetched before anything else"""
     clock: Callable[[], float] = field(default=time.perf_counter)
     sleep: Callable[[float], None] = field(default=time.sleep)
 
@@ -121,15 +126,21 @@ class TrainingLoop:
         self._global_step = 0
         self._still: Ranges = []
         self._leave: Leave | None = None
+        self._handover = Handover(link)
 
     def run(self) -> Leave:
         """Serve until told to leave, and return that order. Raises what the job raises, ``LinkLost``,
         ``IllegalMessage``."""
+        notes = self._take_up() if self.options.resumed else []
+        if notes is None:
+            assert self._leave is not None
+            return self._leave
         self.link.send(
             RankReady(
                 layout_hash=self.arena.layout_hash,
                 params_elements=self.arena.params_elements,
                 buffers_elements=self.arena.buffers_elements,
+                notes=notes,
             )
         )
         self._enter(State.IDLE)
@@ -313,12 +324,29 @@ class TrainingLoop:
 
     def _send_local(self, checkpoint: int) -> None:
         self._enter("saving")
-        body = safetensors.torch.save(self.arena.local_state())
-        parts = -(-len(body) // LOCAL_PART_BYTES)
-        for part in range(parts):
-            data = body[part * LOCAL_PART_BYTES : (part + 1) * LOCAL_PART_BYTES]
-            self.link.send(LocalState(checkpoint=checkpoint, part=part, parts=parts, data=data))
+        started = self.clock()
+        snapshot, error = capture(self.trainer, self.arena.local_state())
+        elapsed_ms = (self.clock() - started) * 1000
+        self._handover.begin(checkpoint, snapshot, elapsed_ms=elapsed_ms, error=error)
         self._rest()
+
+    def _take_up(self) -> list[str] | None:
+        """Fetch the saved state and go on from it; what could not be taken up, in sentences. None when told to leave
+        meanwhile."""
+        fetching = Fetching()
+        wanted = fetching.first()
+        while not fetching.done:
+            for request in wanted:
+                self.link.send(request)
+            message = self.link.wait()
+            wanted = fetching.take(message) if isinstance(message, SavedState) else []
+            if not isinstance(message, SavedState):
+                self._obey(self.control.receive(message))
+            if self._leave is not None:
+                return None
+        if fetching.body is None:
+            return ["nothing of it was saved, so its optimizer begins anew"]
+        return restore(fetching.body, self.trainer, own=fetching.own)
 
     def _say_goodbye(self, order: Leave) -> None:
         self._leave = order

@@ -72,6 +72,7 @@ def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
         verify_consensus=plan.verify_consensus,
         write_back=WriteBack(plan.write_back, plan.blend_alpha),
         emulate_ms_per_batch=spec.emulate_ms_per_batch,
+        resumed=plan.resumed,
     )
     seed_everything(plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
     order = TrainingLoop(control, link, workload, progress, options).run()

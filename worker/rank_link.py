@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from wire.messages import Message
+from wire.messages import Message, StateTaken
 from worker.local_link import BlockingLink, LocalLinkError
 
 _RETRY_SECONDS = 0.05
@@ -28,6 +28,8 @@ class RankLink:
     def __init__(self, link: BlockingLink) -> None:
         self._link = link
         self._inbox: queue.Queue[Message | LinkLost] = queue.Queue(_INBOX)
+        self.taken: queue.SimpleQueue[StateTaken | LinkLost] = queue.SimpleQueue()
+        """grants for a state that is being handed over, for the thread that does so"""
         self._lost: LinkLost | None = None
         self._thread = threading.Thread(target=self._receive, name="relay link", daemon=True)
         self._thread.start()
@@ -90,8 +92,12 @@ class RankLink:
     def _receive(self) -> None:
         try:
             while (message := self._link.receive()) is not None:
-                self._inbox.put(message)
+                if isinstance(message, StateTaken):
+                    self.taken.put(message)
+                else:
+                    self._inbox.put(message)
             lost = LinkLost("the relay closed the link")
         except (OSError, LocalLinkError) as error:
             lost = LinkLost(f"the link to the relay broke: {error}")
+        self.taken.put(lost)
         self._inbox.put(lost)

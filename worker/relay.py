@@ -31,6 +31,7 @@ from wire.messages import (
     DeclareDead,
     EvalResult,
     Exiting,
+    FetchState,
     LocalState,
     Message,
     RankFailed,
@@ -54,7 +55,7 @@ from worker.relay_spec import RelaySpec, SpecError, read_spec
 from worker.relay_streams import Downloads, Uploads
 from worker.staging import StagingError
 
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, Exiting, RankFailed)
+FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
 """what passes through from a rank to the controller"""
 FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, StagingError, LocalLinkError, OSError)
 

@@ -7,9 +7,11 @@ import ipaddress
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
+from websockets.protocol import State
 
 from wire.codes import CloseCode, close_code
 from wire.errors import RemoteProtocolError
+from wire.frame_meter import PatientSocket
 from wire.messages import NO_RANK, Message, Reject, RelayHello, RelayWelcome
 from wire.session import Channel, Incoming, Received, Session
 from worker.relay_spec import RelaySpec
@@ -32,6 +34,20 @@ class LinkRefused(LinkLost):
 
 class RunOver(LinkLost):
     """The controller closed the link because the run is over."""
+
+
+class PatientConnection(ClientConnection):
+    """A websocket that wakes its event loop for whole frames, once it is open."""
+
+    def data_received(self, data: bytes) -> None:
+        """Hand it on; between two wakings, wait for the frame that has begun."""
+        if self.state is State.OPEN:
+            if self._patient is None:
+                self._patient = PatientSocket(self.transport)
+            self._patient.received(data)
+        super().data_received(data)
+
+    _patient: PatientSocket | None = None
 
 
 class ControllerLink:
@@ -143,6 +159,7 @@ async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
     # time; they only keep middleboxes from forgetting the connection. A dead path shows on the control link.
     websocket = await connect(
         spec.endpoint(name),
+        create_connection=PatientConnection,
         compression=None,
         proxy=spec.proxy,
         max_size=MAX_FRAME,

@@ -22,7 +22,8 @@ class Body(BaseModel):
 
 
 class RunCreate(Body):
-    """A new run; its join window opens at once. Only ``job`` is needed."""
+    """A new run; its join window opens at once. Only ``job`` is needed, or ``resume_from``: then the run goes on from
+    a checkpoint, and what is not given is taken from the run that made it."""
 
     model_config = ConfigDict(
         strict=True,
@@ -39,7 +40,9 @@ class RunCreate(Body):
         },
     )
 
-    job: Text
+    job: Text = ""
+    resume_from: Annotated[str, Field(max_length=40)] | None = None
+    """last, best, RUN, RUN:last, RUN:best or RUN:NUMBER"""
     name: Annotated[str, Field(max_length=100)] = ""
     params: Annotated[dict[str, Any], Field(max_length=256)] = Field(default_factory=dict)
     mode: Text = "cpu_cadence"
@@ -78,16 +81,26 @@ class RunCreate(Body):
     stall_seconds: Seconds = 300.0
     max_failure: Ratio | None = None
     verify_consensus: bool = True
+    checkpoint_epochs: Count | None = 1
+    checkpoint_rounds: Count | None = None
+    keep_checkpoints: Count = 3
 
     def config(self) -> RunConfig:
         """The same as the core's configuration; not checked yet."""
-        values = self.model_dump()
+        return RunConfig(**self._values())
+
+    def changes(self) -> dict[str, Any]:
+        """What was given of a resumed run's configuration."""
+        return {name: value for name, value in self._values().items() if name in self.model_fields_set}
+
+    def _values(self) -> dict[str, Any]:
+        values = self.model_dump(exclude={"resume_from"})
         if self.fixed_counts is not None:
             values["fixed_counts"] = tuple(self.fixed_counts)
         if self.speed_hint is not None:
             rank, ratio = self.speed_hint
             values["speed_hint"] = (int(rank) if rank == int(rank) else rank, ratio)
-        return RunConfig(**values)
+        return values
 
 
 class WindowChange(Body):

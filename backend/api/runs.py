@@ -31,9 +31,12 @@ router = APIRouter(prefix="/runs", tags=["runs"], route_class=StrictRoute)
 
 @router.post("", status_code=201, operation_id="create_run", response_model=schemas.RunView)
 async def create_run(body: bodies.RunCreate, response: Response, controller: TheController) -> dict[str, Any]:
-    """Make a run and open its join window."""
+    """Make a run, new or going on from a checkpoint, and open its join window."""
     try:
-        run_id = await controller.create_run(body.config())
+        if body.resume_from is None:
+            run_id = await controller.create_run(body.config())
+        else:
+            run_id = await controller.resume_run(body.resume_from, body.changes())
     except CommandRefused as refused:
         raise refusal(refused, status=422 if refused.errors else 409) from refused
     response.headers["Location"] = f"/api/v1/runs/{run_id}"
@@ -85,10 +88,11 @@ def list_rounds(
     controller: TheController,
     after: Annotated[int, Query(ge=-1, le=1 << 62, description="only rounds above this one")] = -1,
     limit: Limit = 400,
+    own: Annotated[bool, Query(description="only this run's own, superseded ones included")] = False,
 ) -> dict[str, Any]:
-    """Closed rounds, oldest first."""
+    """Closed rounds, oldest first; of a resumed run also those that it goes on from, each number once."""
     views.known_run(controller, run_id)
-    return _page(controller.store.queries.rounds(run_id, after, limit + 1), limit, "round")
+    return _page(controller.store.queries.rounds(run_id, after, limit + 1, own=own), limit, "round")
 
 
 @router.get("/{run_id}/epochs", operation_id="list_epochs", response_model=Page[schemas.Epoch])
@@ -118,6 +122,12 @@ def list_deaths(run_id: RunId, controller: TheController) -> dict[str, Any]:
     """Ranks that were lost, with what is known of why."""
     views.known_run(controller, run_id)
     return _whole(controller.store.queries.deaths(run_id))
+
+
+@router.post("/{run_id}/checkpoints", operation_id="save_run", response_model=schemas.RunView)
+async def save_run(run_id: RunId, controller: TheController) -> dict[str, Any]:
+    """Save when the round at hand is closed, and go on."""
+    return await views.command(controller, run_id, "save", by="operator")
 
 
 @router.get("/{run_id}/checkpoints", operation_id="list_checkpoints", response_model=Page[schemas.Checkpoint])

@@ -212,6 +212,17 @@ class Checkpoint(Answer):
     reason: str | None
     bytes: int | None
     sha256: str | None
+    loss: float | None = None
+    pruned: bool | None = None
+
+
+class Origin(Answer):
+    """The checkpoint that a run goes on from: the last round and the finished epochs that it holds."""
+
+    run: int
+    checkpoint: int
+    round: int
+    epochs: int
 
 
 class RunSummary(Answer):
@@ -274,11 +285,15 @@ class RunView(Answer):
     samples_accepted: list[int]
     deaths: list[Death]
     checkpoints: list[Checkpoint]
+    resumed_from: Origin | None = None
+    saving: bool = False
+    checkpoint_trouble: str = Field(default="", description="why the last checkpoint could not be written")
 
 
 class Round(Answer):
-    """A closed round. Maps are by rank."""
+    """A closed round. Maps are by rank. ``run_id`` is another run's for rounds that a resumed run goes on from."""
 
+    run_id: int | None = None
     round: int
     at: str
     epoch: int | None
@@ -329,38 +344,6 @@ class Event(Answer):
     level: str
     text: str
     data: Any = None
-
-
-class Job(Answer):
-    """A job below the job directory."""
-
-    job: str
-    name: str
-    path: str
-    doc: str
-    file_hash: str
-    methods: list[str]
-
-
-class BrokenJob(Answer):
-    """A file or class that looks like a job and cannot be used."""
-
-    job: str
-    code: str
-    text: str
-
-
-class JobList(Page[Job]):
-    """The jobs that this controller can see, and those that it cannot use."""
-
-    broken: list[BrokenJob]
-    truncated: bool
-
-
-class JobSchema(Job):
-    """A job with its parameters as a JSON Schema: the form of a new run."""
-
-    params_schema: dict[str, Any] = Field(alias="schema", description="JSON Schema of the job's Params")
 
 
 class SessionState(Answer):

@@ -181,7 +181,11 @@ def view_run(run: Run, url: Url = "", token_file: TokenFile = None, as_json: Jso
 
 @runs.command("create")
 def create_run(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="path/file.py:Name below the job directory.")],
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="path/file.py:Name below the job directory.")] = "",
+    resume_from: Annotated[
+        str,
+        typer.Option(metavar="WHICH", help="Go on from a checkpoint: last, best, RUN, RUN:last, RUN:best, RUN:NUMBER."),
+    ] = "",
     name: Annotated[str, typer.Option(help="Empty: two words are chosen.")] = "",
     param: Annotated[
         list[str] | None, typer.Option("--param", "-p", metavar="NAME=VALUE", help="A parameter of the job.")
@@ -212,8 +216,9 @@ def create_run(
         "target": target,
     }
     body = {
-        "job": job,
-        "params": _pairs(param, "--param"),
+        **({"job": job} if job or not resume_from else {}),
+        **({"params": _pairs(param, "--param")} if param or not resume_from else {}),
+        **({"resume_from": resume_from} if resume_from else {}),
         **_pairs(setting, "--set"),
         **{key: value for key, value in named.items() if value is not None},
     }
@@ -304,6 +309,33 @@ def _command(
             show.as_json(view)
         else:
             show.say(words(view))
+
+
+@app.command()
+def save(run: Run, url: Url = "", token_file: TokenFile = None, as_json: Json = False) -> None:
+    """Save a checkpoint when the round at hand is closed, and go on."""
+    _command(run, "checkpoints", lambda view: f"Run {view['id']} saves after its round.", url, token_file, as_json)
+
+
+@app.command()
+def resume(
+    run: Run,
+    which: Annotated[str, typer.Option("--from", metavar="WHICH", help="last, best, or a number.")] = "last",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="A setting to change.")
+    ] = None,
+    url: Url = "",
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Make a run that goes on from a checkpoint of RUN; its hosts have to join again."""
+    from backend.cli import show
+
+    with _client(url, token_file) as client:
+        view = client.post("runs", {"resume_from": f"{_number(client, run)}:{which}"} | _pairs(setting, "--set"))
+        origin = view["resumed_from"]
+        show.as_json(view) if as_json else print(view["id"])
+        show.say(f"It goes on from checkpoint {origin['checkpoint']} of run {origin['run']} and waits for hosts.")
 
 
 @app.command()

@@ -23,6 +23,7 @@ from backend.core.membership import Membership
 from backend.core.outlook import outlook_of
 from backend.core.preview import Outlook
 from backend.core.refusals import acknowledged
+from backend.core.resume import Resume, send_saved, take_up
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -53,6 +54,7 @@ from wire.messages import (
     ChunkDone,
     EvalResult,
     Exiting,
+    FetchState,
     Hello,
     HostHeartbeat,
     Leaving,
@@ -77,11 +79,21 @@ class Cohort:
     """See the module's table. ``phase`` is its left column or an end; ``ended`` once ``End`` was emitted."""
 
     def __init__(
-        self, run_id: int, config: RunConfig, *, run_salt: bytes, run_secret: bytes | None, job_hash: str, now: float
+        self,
+        run_id: int,
+        config: RunConfig,
+        *,
+        run_salt: bytes,
+        run_secret: bytes | None,
+        job_hash: str,
+        now: float,
+        resume: Resume | None = None,
     ) -> None:
         self.run_id = run_id
         self.config = config
+        self.resume = resume
         self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash)
+        self.window.saved = resume
         self.liveness = Liveness(config.heartbeat_timeout_seconds)
         self.membership = Membership(run_id, config, self.window, self.liveness, run_salt, run_secret or b"")
         self.march: March | None = None
@@ -222,6 +234,8 @@ class Cohort:
             layout=reference.layout,
             now=now,
         )
+        if self.resume is not None:
+            self._out += take_up(self.march, self.resume, now)
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
         for seat in world.hosts.values():
             self._out += self._tell_host(world, seat, reference.dataset_size)
@@ -241,6 +255,7 @@ class Cohort:
             total_samples=dataset_size,
             write_back=config.write_back,
             blend_alpha=config.blend_alpha,
+            resumed=self.resume is not None,
         )
         assignments = world.assignments(seat.host)
         formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
@@ -351,7 +366,11 @@ class Cohort:
                     march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():
                 acknowledged(march, rank, message)
+            case FetchState(part=part) if self.resume is not None and not training:
+                self._out.append(send_saved(march, rank, part, now))
             case RankReady() if not training:
+                for note in message.notes:
+                    march.event("state_not_restored", f"{march.world.where(rank)}: {note}", "warning")
                 disagreement = march.forming.rank_ready(rank, message)
                 if disagreement:
                     march.fail(f"The cohort could not form: {disagreement}", now)
@@ -375,5 +394,7 @@ class Cohort:
         elif act == "stop":
             if not march.stop(by):
                 self._out.append(Refused("already_ending", "the run is ending already"))
+        elif act == "save":
+            self._out += march.save_soon(by)
         else:
             self._out.append(Refused("window_closed", f"the join window is closed; the run is {march.phase}"))

@@ -105,6 +105,13 @@ class RunConfig:
     """deaths that end the run: a count from 1 up, below 1 a share of the world, 0 any; none goes on to the last"""
     verify_consensus: bool = True
 
+    checkpoint_epochs: int | None = 1
+    """save after every so many epochs; none saves only for the other reasons"""
+    checkpoint_rounds: int | None = None
+    """save after every so many rounds"""
+    keep_checkpoints: int = 3
+    """complete checkpoints that stay, the newest ones; -1 keeps all"""
+
     def problems(self) -> list[Problem]:
         """Everything that is wrong, in field order; empty for a configuration that may run."""
         return list(self._problems())
@@ -121,6 +128,7 @@ class RunConfig:
         yield from self._lookahead_problems()
         yield from self._window_problems()
         yield from self._time_problems()
+        yield from self._checkpoint_problems()
 
     def _training_problems(self) -> Iterator[Problem]:
         if not self.job:
@@ -265,3 +273,12 @@ class RunConfig:
             yield Problem("forming_seconds", "below_minimum", "forming_seconds must be above 0")
         if self.max_failure is not None and self.max_failure < 0:
             yield Problem("max_failure", "below_minimum", "max_failure must not be negative")
+
+    def _checkpoint_problems(self) -> Iterator[Problem]:
+        for name in ("checkpoint_epochs", "checkpoint_rounds"):
+            every = getattr(self, name)
+            if every is not None and every < 1:
+                yield Problem(name, "below_minimum", f"{name} must be at least 1, not {every}; leave it out for never")
+        if self.keep_checkpoints < 1 and self.keep_checkpoints != -1:
+            what = f"keep_checkpoints must be at least 1, or -1 to keep all, not {self.keep_checkpoints}"
+            yield Problem("keep_checkpoints", "below_minimum", what)

@@ -51,9 +51,11 @@ class OpenedRound:
 class Cycle:
     """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
 
-    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0) -> None:
+    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0, *, first_round: int = 0) -> None:
+        """``first_round`` follows the initial one: a resumed run goes on counting."""
         self.params_elements = params_elements
         self.buffers_elements = buffers_elements
+        self.first_round = first_round
         self.encoding = encoding
         """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
         self.next_round = INITIAL_ROUND
@@ -70,7 +72,7 @@ class Cycle:
         """Open the next round among these ranks."""
         assert self.open is None, f"round {self.open and self.open.round} is still open"
         self.open = OpenedRound(round=self.next_round, attempt=0, opened_at=now, hosts=hosts)
-        self.next_round += 1
+        self.next_round = self.first_round if self.next_round == INITIAL_ROUND else self.next_round + 1
         return self._request()
 
     def finished(self, event: RoundFinished) -> list[Effect]:

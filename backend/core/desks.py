@@ -1,17 +1,13 @@
-"""Two errands the cohort sends a single rank on: scoring the consensus, and handing over tensors for a checkpoint.
+"""The errand that the cohort sends a single rank on: scoring the consensus.
 
-Each goes to one living rank and is asked again of another when that rank dies; nobody else waits for it (behaviour
-F16).
+It goes to one living rank and is asked again of another when that rank dies; nobody else waits for it (behaviour F16).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from backend.core.errands import Errands
-from backend.core.vocabulary import CheckpointWritten, Effect, Record, SendRank, WriteCheckpoint
-from wire.messages import EvalResult, Evaluate, LocalState, RequestLocalState
+from backend.core.vocabulary import Effect, Record, SendRank
+from wire.messages import EvalResult, Evaluate
 
 
 class EvaluationDesk:
@@ -41,6 +37,12 @@ class EvaluationDesk:
             self.latest = message
         return [Record("epochs", {"epoch": message.epoch, "metrics": dict(message.metrics)}, durable=True)]
 
+    def restore(self, evaluated: tuple[int, dict[str, float]] | None) -> None:
+        """The newest result of the run that this one resumes."""
+        if evaluated is not None:
+            epoch, metrics = evaluated
+            self.latest = EvalResult(epoch=epoch, metrics=metrics, elapsed_ms=0.0)
+
     def rank_died(self, rank: int, substitute: int | None) -> list[Effect]:
         """Ask the substitute for what the dead rank owed; without one the evaluation is dropped."""
         owed = [epoch for epoch, asked in self.pending.items() if asked == rank]
@@ -50,87 +52,3 @@ class EvaluationDesk:
             if substitute is not None:
                 effects += self.ask(epoch, substitute)
         return effects
-
-
-@dataclass(slots=True)
-class _Open:
-    reason: str
-    manifest: dict[str, Any]
-    rank: int | None
-    asked_at: float
-    parts: dict[int, bytes] = field(default_factory=dict)
-
-
-class CheckpointDesk:
-    """One checkpoint at a time: collect the tensors that are not averaged, then have it written."""
-
-    def __init__(self, errands: Errands) -> None:
-        self._errands = errands
-        self.number = 0
-        self.written: list[dict[str, Any]] = []
-        self._open: _Open | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._open is not None
-
-    def begin(self, reason: str, manifest: dict[str, Any], rank: int | None, now: float) -> list[Effect]:
-        """Start one. ``rank`` is asked for its local tensors; none when the model has no such tensor or nobody
-        lives."""
-        assert self._open is None, "a checkpoint is already being made"
-        self.number += 1
-        self._open = _Open(reason=reason, manifest=manifest, rank=rank, asked_at=now)
-        if rank is None:
-            return self._write(b"")
-        return [SendRank(rank, RequestLocalState(checkpoint=self.number))]
-
-    def local_state(self, rank: int, message: LocalState, now: float) -> list[Effect]:
-        """A part arrived; with the last one the checkpoint is written."""
-        current = self._open
-        if current is None or current.rank != rank or message.checkpoint != self.number:
-            return []
-        current.parts[message.part] = message.data
-        if len(current.parts) < message.parts:
-            return []
-        self._errands.paid("checkpoint", (now - current.asked_at) * 1000.0)
-        return self._write(b"".join(current.parts[part] for part in range(message.parts)))
-
-    def rank_died(self, rank: int, substitute: int | None, now: float) -> list[Effect]:
-        """Ask another rank from the start."""
-        current = self._open
-        if current is None or current.rank != rank:
-            return []
-        current.parts.clear()
-        current.rank, current.asked_at = substitute, now
-        if substitute is None:
-            return self._write(b"")
-        return [SendRank(substitute, RequestLocalState(checkpoint=self.number))]
-
-    def done(self, event: CheckpointWritten, position: dict[str, Any]) -> list[Effect]:
-        """The file is on disk, or it could not be written. ``position`` says where in the run it was taken."""
-        current = self._open
-        if current is None or event.checkpoint != self.number:
-            return []
-        self._open = None
-        if event.error:
-            text = f"Checkpoint {event.checkpoint} could not be written: {event.error}"
-            return [Record("events", {"kind": "checkpoint_failed", "level": "error", "text": text}, durable=True)]
-        values = position | {
-            "reason": current.reason,
-            "checkpoint": event.checkpoint,
-            "path": event.path,
-            "bytes": event.bytes,
-            "sha256": event.sha256,
-        }
-        self.written.append(values)
-        text = f"Checkpoint {event.checkpoint} written: {event.bytes} bytes ({current.reason})"
-        return [
-            Record("checkpoints", values, durable=True),
-            Record("events", {"kind": "checkpoint", "level": "info", "text": text}),
-        ]
-
-    def _write(self, local_state: bytes) -> list[Effect]:
-        current = self._open
-        assert current is not None
-        current.rank = None
-        return [WriteCheckpoint(self.number, current.reason, local_state, current.manifest)]

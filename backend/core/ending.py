@@ -6,13 +6,19 @@ scoring -> saving -> leaving -> over
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from backend.core.cycle import OpenedRound
 from backend.core.training import Training
-from backend.core.vocabulary import CloseLink, Effect, Record, SendHost
+from backend.core.vocabulary import CloseLink, Effect, Record, SendHost, SendRank
 from backend.core.world import HostSeat, World
-from wire.messages import RunEnded
+from wire.messages import RunEnded, Shutdown
 
+if TYPE_CHECKING:
+    from backend.core.march import March
+
+LEAVING_SECONDS = 15.0
+"""How long ranks may take to exit after a clean Shutdown before the run ends without them."""
 STEPS = ("scoring", "saving", "leaving", "over")
 
 
@@ -31,6 +37,11 @@ class Ending:
         """Something on the way out failed: the run is not done, and the reason says which part."""
         self.phase = "failed"
         self.reason = f"{self.reason}, but {because}"
+
+    def timed(self, scoring: bool) -> bool:
+        """Whether ``deadline`` bounds what is waited for now; a checkpoint has its own bounds. ``scoring``: a score is
+        still to come."""
+        return self.step == "leaving" or (self.step == "scoring" and scoring)
 
     def go(self, step: str, deadline: float) -> None:
         """On to a later step."""
@@ -57,6 +68,34 @@ def farewell(seat: HostSeat, phase: str, reason: str) -> list[Effect]:
         SendHost(seat.link, RunEnded(phase=phase, reason=reason)),
         CloseLink(seat.link, reason),
     ]
+
+
+def step_ending(march: March, now: float) -> bool:
+    """One step of a march's way out; whether it changed anything."""
+    ending, desk = march.ending, march.checkpoints
+    assert ending is not None
+    late = now >= ending.deadline
+    if ending.step == "scoring":
+        if late:
+            march.evaluations.pending.clear()
+        if march.evaluations.pending or desk.awaited:
+            return False
+        ending.go("saving", now)
+        if march.cycle.next_round > march.cycle.first_round and not desk.busy:
+            march.save(ending.reason, now)
+        return True
+    if ending.step == "saving":
+        if desk.awaited:
+            return False
+        if desk.busy:
+            ending.worsen("its checkpoint was not written in time")
+        ending.go("leaving", now + LEAVING_SECONDS)
+        march.out += [SendRank(rank, Shutdown(reason=ending.reason)) for rank in march.world.alive()]
+        return True
+    if march.world.alive() and not late:
+        return False
+    march.finish(ending.phase, ending.reason, now)
+    return True
 
 
 def stalled(opened: OpenedRound | None, world: World) -> tuple[str, str]:

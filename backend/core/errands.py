@@ -35,7 +35,15 @@ class Errands:
         known = self._cost_ms.get(kind)
         self._cost_ms[kind] = ms if known is None else SMOOTHING * ms + (1.0 - SMOOTHING) * known
 
-    def slack_ms(self, kinds: Iterable[str]) -> dict[int, float]:
-        """What the errands of these kinds will take from the role's next window; nothing while no cost is known."""
-        rank, cost = self.rank(), sum(self._cost_ms.get(kind, 0.0) for kind in kinds)
-        return {rank: cost} if rank is not None and cost > 0.0 else {}
+    def slack_ms(self, kinds: Iterable[str], everybody: Iterable[str] = ()) -> dict[int, float]:
+        """What errands will take from ranks' next windows: of these kinds from the role's, of those for ``everybody``
+        from each. Nothing while no cost is known."""
+        common = self._cost(everybody)
+        slack = dict.fromkeys(self._world.alive(), common) if common > 0.0 else {}
+        rank, cost = self.rank(), self._cost(kinds)
+        if rank is not None and cost > 0.0:
+            slack[rank] = common + cost
+        return slack
+
+    def _cost(self, kinds: Iterable[str]) -> float:
+        return sum(self._cost_ms.get(kind, 0.0) for kind in kinds)

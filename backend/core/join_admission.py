@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from backend.core.join_phases import ranks
+from backend.core.resume import Resume
 from wire.messages import WIRE_VERSION, Device, Hello, ProbeReport, TensorSpec, Versions
 
 MAX_DEVICES = 256
 MAX_NAME = 253
 MAX_ERROR_TEXT = 500
+MAX_NAMED = 8
+"""tensors that a refusal names"""
 DEVICE_TYPES = ("cpu", "cuda")
 
 
@@ -63,6 +66,8 @@ class Door:
     """those with ranks"""
     reference: ProbeReport | None
     """what the first member reported; none before there is one"""
+    saved: Resume | None = None
+    """the checkpoint that the run goes on from"""
 
     @property
     def joined(self) -> int:
@@ -156,6 +161,7 @@ def refuse_probe(hello: Hello, report: ProbeReport, door: Door) -> Refusal | Non
     checks: tuple[Callable[[Hello, ProbeReport, Door], Refusal | None], ...] = (
         _refuse_job,
         _refuse_sources,
+        _refuse_unlike_checkpoint,
         _refuse_fingerprint,
         _refuse_dataset_size,
         _refuse_collective,
@@ -200,6 +206,47 @@ def _refuse_fingerprint(hello: Hello, report: ProbeReport, door: Door) -> Refusa
         return None
     reason = f"The dataset on {hello.host} {what}; give both hosts the same data."
     return Refusal("dataset_fingerprint_mismatch", reason)
+
+
+def _refuse_unlike_checkpoint(hello: Hello, report: ProbeReport, door: Door) -> Refusal | None:
+    """A resumed run: its dataset and every tensor of its model must be those that were saved."""
+    saved = door.saved
+    if saved is None:
+        return None
+    if report.dataset_size != saved.dataset_size:
+        reason = (
+            f"The dataset on {hello.host} has {_samples(report.dataset_size)}, but {saved.where} was taken with "
+            f"{saved.dataset_size}; give the host the same data, or start a new run."
+        )
+        return Refusal("dataset_unlike_checkpoint", reason)
+    difference = unlike(report.layout, saved.layout)
+    if not difference:
+        return None
+    reason = f"The model on {hello.host} is not that of {saved.where}: {difference}; resume it with the job's old code."
+    return Refusal("model_unlike_checkpoint", reason)
+
+
+def unlike(layout: Sequence[TensorSpec], saved: Sequence[TensorSpec]) -> str:
+    """In what a model's tensors differ from the saved ones: missing keys, extra keys, others; empty when in nothing.
+    Whether a parameter is frozen does not matter."""
+    ours, theirs = ({spec.name: spec for spec in each} for each in (layout, saved))
+    missing, extra = [name for name in theirs if name not in ours], [name for name in ours if name not in theirs]
+    changed = [
+        f"{name} is {_describe(ours[name], spec)}, saved as {_describe(spec, ours[name])}"
+        for name, spec in theirs.items()
+        if name in ours and _place(ours[name]) != _place(spec) and not (missing or extra)
+    ]
+    parts = [f"{what} {_listed(names)}" for what, names in (("missing", missing), ("extra", extra)) if names]
+    return "; ".join([*parts, *changed[:MAX_NAMED]])
+
+
+def _place(tensor: TensorSpec) -> tuple[object, ...]:
+    return tensor.section, tensor.dtype, tuple(tensor.shape), tensor.alias_of, tensor.offset
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def _refuse_dataset_size(hello: Hello, report: ProbeReport, door: Door) -> Refusal | None:

@@ -39,6 +39,7 @@ from backend.core.join_phases import (
     ranks,
 )
 from backend.core.join_records import Admission, Candidate, Offer, Refused, Strangers
+from backend.core.resume import Resume
 from wire.messages import Hello, JobOffer, ProbeReport
 
 __all__ = ["PHASES", "Admission", "Candidate", "JoinWindow", "Member", "Missing", "Offer", "Refusal", "can_move"]
@@ -73,6 +74,8 @@ class JoinWindow:
         self.members: dict[int, Member] = {}
         self.refusals: deque[Refused] = deque(maxlen=KEPT_REFUSALS)
         self.strangers = Strangers()
+        self.saved: Resume | None = None
+        """the checkpoint that this run goes on from: its model and dataset are what hosts must find"""
         self._forced_world = len(config.fixed_counts) if config.fixed_counts else None
         self._world_capacity = self._forced_world or world_capacity
         self._probe_seconds = probe_seconds
@@ -342,16 +345,14 @@ class JoinWindow:
         if world <= self._world_capacity:
             return None
         why = "the run's forced counts name" if self._forced_world is not None else "a world holds"
-        reason = (
-            f"With {name} the world would have {ranks(world)}, but {why} {self._world_capacity}; offer fewer devices."
-        )
-        return Refusal("world_full", reason)
+        full = f"With {name} the world would have {ranks(world)}, but {why} {self._world_capacity}"
+        return Refusal("world_full", f"{full}; offer fewer devices.")
 
     def _refuse_after_probe(self, candidate: Candidate, report: ProbeReport) -> Refusal | None:
         if self.closed:
             return self._closed_refusal()
         training = [member for member in self.members.values() if not member.relay_only]
-        door = Door(self.config.mode, self.job_hash, training, self._reference)
+        door = Door(self.config.mode, self.job_hash, training, self._reference, self.saved)
         size = self._refuse_size(candidate.name, len(candidate.hello.devices))
         return size or refuse_probe(candidate.hello, report, door)
 

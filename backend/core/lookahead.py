@@ -13,12 +13,13 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from backend.core.allotments import Allotment
 from backend.core.config import RunConfig
 from backend.core.cycle import OpenedRound
 from backend.core.scheduling import Scheduler
 from backend.core.training import Training, Window
 from backend.core.vocabulary import Effect, SendRank
-from backend.core.work import Allotment, Range, WorkError
+from backend.core.work import Range, WorkError
 from backend.core.world import World
 from wire.messages import BatchDone, ChunkDone
 

@@ -11,16 +11,18 @@ from typing import Any
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
 from backend.core.deaths import Casualty, bury
-from backend.core.desks import CheckpointDesk, EvaluationDesk
-from backend.core.ending import Ending, farewell, outcome, stalled
+from backend.core.desks import EvaluationDesk
+from backend.core.ending import Ending, farewell, outcome, stalled, step_ending
 from backend.core.errands import Errands
 from backend.core.forming import Forming
 from backend.core.liveness import Liveness, tolerance
 from backend.core.lookahead import training_for
 from backend.core.priors import slowest_device
-from backend.core.progress import checkpoint_manifest, position, progress_row
+from backend.core.progress import checkpoint_manifest, progress_row
 from backend.core.recovery import Recovery
 from backend.core.refusals import Refusals, refuse
+from backend.core.resume import Resume
+from backend.core.saving import CheckpointDesk
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -29,6 +31,7 @@ from backend.core.vocabulary import (
     Effect,
     End,
     Record,
+    Refused,
     RoundBroken,
     RoundFinished,
     SendHost,
@@ -36,9 +39,6 @@ from backend.core.vocabulary import (
 )
 from backend.core.world import HostSeat, World
 from wire.messages import ExitCause, RunEnded, Shutdown, TensorSpec
-
-LEAVING_SECONDS = 15.0
-"""How long ranks may take to exit after a clean Shutdown before the run ends without them."""
 
 
 class March:
@@ -71,7 +71,8 @@ class March:
         self.refusals = Refusals(config)
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
-        self.checkpoints = CheckpointDesk(self.errands)
+        self.checkpoints = CheckpointDesk(config, world, self.errands)
+        self.resume: Resume | None = None
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
@@ -110,7 +111,7 @@ class March:
 
     def checkpoint_written(self, event: CheckpointWritten) -> None:
         """The file is on disk, or the end gets worse."""
-        self.out += self.checkpoints.done(event, position(self))
+        self.out += self.checkpoints.done(event)
         if event.error and self.ending is not None:
             self.ending.worsen(f"its checkpoint could not be written: {event.error}")
 
@@ -122,6 +123,14 @@ class March:
         text = f"{by} asked the run to stop: it ends when the round at hand is closed"
         self.event("stop_requested", text, "warning")
         return True
+
+    def save_soon(self, by: str) -> list[Effect]:
+        """Save when the round at hand is closed, and go on."""
+        if self.phase == "forming":
+            return [Refused("nothing_to_save", "Nothing has been trained yet.")]
+        if self.ending is not None or self.stopping:
+            return [Refused("already_ending", "The run is ending, and saves before it does.")]
+        return self.checkpoints.ask(by)
 
     def rank_exited(self, rank: int, cause: ExitCause, now: float) -> None:
         """A rank's process ended: because it was told to, or it died, however politely."""
@@ -178,7 +187,7 @@ class March:
         """End now, without another round; whoever lives is told why."""
         self.out += self.cycle.abandon(reason)
         self.event("run_failed", reason, level)
-        self._finish("failed", reason, now)
+        self.finish("failed", reason, now)
 
     # -------------------------------------------------------------------------------------------- moving on
 
@@ -194,8 +203,10 @@ class March:
         if self.phase == "forming":
             return self.forming.deadline
         if self.ending is not None:
-            return self.ending.deadline
-        return self._stall_deadline()
+            rest = self.ending.deadline if self.ending.timed(bool(self.evaluations.pending)) else None
+        else:
+            rest = self._stall_deadline()
+        return min((at for at in (rest, self.checkpoints.deadline()) if at is not None), default=None)
 
     @property
     def leaving(self) -> bool:
@@ -219,6 +230,7 @@ class March:
             self.lose_host(self.world.hosts[host], f"no sign of life for {self.liveness.timeout:g} s", now)
         if self.end is not None:
             return
+        self.out += self.checkpoints.expire(now)
         if self.phase == "forming" and now >= self.forming.deadline:
             waited = f"{self.config.forming_seconds:g} s"
             self.fail(f"The cohort did not form within {waited}. {self.forming.missing()}", now)
@@ -233,7 +245,7 @@ class March:
         if self.cycle.open is not None:
             return False
         if self.ending is not None:
-            return self._step_ending(now)
+            return step_ending(self, now)
         if self.phase == "forming":
             return self._step_forming(now)
         return self._step_window(now)
@@ -243,8 +255,12 @@ class March:
             return False
         ready = self.world.ranks[0].ready
         assert ready is not None
-        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding=int(self.config.bf16_wire))
-        self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; rank 0 hands out its parameters")
+        source, first = "rank 0 hands out its parameters", 0
+        if self.resume is not None:
+            source, first = f"they start from {self.resume.where}", self.resume.round + 1
+        encoding = int(self.config.bf16_wire)
+        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding, first_round=first)
+        self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; {source}")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True
 
@@ -268,20 +284,22 @@ class March:
         elif opened.round == INITIAL_ROUND:
             self._begin_training(now)
         else:
-            self.out += self.training.close_round(opened, self._slack_ahead(), now)
+            self.out += self.training.close_round(opened, self._slack_ahead(opened.round), now)
             self._after_round(opened.round, now)
         return True
 
     def _begin_training(self, now: float) -> None:
         self.started_at = now
-        self._move("training", "every rank holds rank 0's parameters")
+        self._move("training", "every rank holds the same parameters")
         for seat in self.world.hosts.values():
             seat.state = "training" if seat.state == "forming" else seat.state
-        self.training.open_epoch(now)
+        if self.training.pool is None:
+            self.training.open_epoch(now)
         self.out += self.training.deal(now)
 
     def _after_round(self, round_number: int, now: float) -> None:
         training = self.training
+        due = self._save_due(round_number)
         if training.epoch_done:
             self._close_epoch(round_number, now)
         if self.ending is not None:
@@ -293,6 +311,8 @@ class March:
         else:
             if training.pool is None:
                 training.open_epoch(now)
+            if due:
+                self.save(due, now)
             self.out += training.deal(now, draining=bool(self.stopping))
 
     def _close_epoch(self, round_number: int, now: float) -> None:
@@ -304,10 +324,17 @@ class March:
         if rank is not None:
             self.out += self.evaluations.ask(epoch, rank)
 
-    def _slack_ahead(self) -> dict[int, float]:
-        """ms that the next window will miss of a rank: the one that opens an epoch begins with an evaluation."""
+    def _save_due(self, round_number: int) -> str:
+        """Why a checkpoint is due at this round's close. The epoch that it completes is still to be closed."""
+        closes = self.training.epoch_done
+        return self.checkpoints.due(round_number, len(self.training.samples_accepted) + closes, closes)
+
+    def _slack_ahead(self, round_number: int) -> dict[int, float]:
+        """ms that the next window will miss of ranks: one that opens an epoch begins with an evaluation, one that
+        follows a save with handing over."""
         evaluates = self.training.epoch_done and self.training.epoch_follows and not self.stopping
-        return self.errands.slack_ms(("evaluation",)) if evaluates else {}
+        saves = bool(self._save_due(round_number)) and not self.stopping
+        return self.errands.slack_ms(("evaluation",) * evaluates, everybody=("checkpoint",) * saves)
 
     # ------------------------------------------------------------------------------------------------ ending
 
@@ -316,36 +343,11 @@ class March:
         self.ending = Ending(phase=phase, reason=reason, deadline=now + self.config.stall_seconds)
         self.event("run_ending", f"{reason.removesuffix('.')}: scoring and saving the last consensus")
 
-    def _step_ending(self, now: float) -> bool:
-        ending = self.ending
-        assert ending is not None
-        late = now >= ending.deadline
-        if ending.step == "scoring":
-            if self.evaluations.pending and not late:
-                return False
-            ending.go("saving", now + self.config.stall_seconds)
-            if self.cycle.next_round > 0:
-                self._save(ending.reason, now)
-            return True
-        if ending.step == "saving":
-            if self.checkpoints.busy and not late:
-                return False
-            if self.checkpoints.busy:
-                ending.worsen("its checkpoint was not written in time")
-            ending.go("leaving", now + LEAVING_SECONDS)
-            self.out += [SendRank(rank, Shutdown(reason=ending.reason)) for rank in self.world.alive()]
-            return True
-        if self.world.alive() and not late:
-            return False
-        self._finish(ending.phase, ending.reason, now)
-        return True
+    def save(self, reason: str, now: float) -> None:
+        """Begin a checkpoint of what every replica holds now."""
+        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason, now), now)
 
-    def _save(self, reason: str, now: float) -> None:
-        has_local = any(spec.section == "local" for spec in self.layout)
-        rank = self.errands.rank() if has_local else None
-        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason), rank, now)
-
-    def _finish(self, phase: str, reason: str, now: float) -> None:
+    def finish(self, phase: str, reason: str, now: float) -> None:
         """The one place where a run ends."""
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)
@@ -374,7 +376,7 @@ class March:
         substitute = self.errands.rank()
         for rank in sorted(dead):
             self.out += self.evaluations.rank_died(rank, substitute)
-            self.out += self.checkpoints.rank_died(rank, substitute, now)
+            self.out += self.checkpoints.rank_died(rank, now)
         if verdict.stop and self.ending is None:
             self.end_after("failed", reason, now)
 

@@ -81,6 +81,8 @@ class Membership:
 
     def operate(self, act: str, arguments: dict[str, Any], now: float) -> list[Effect]:
         """start, extend, change: answered by ``Refused`` when the window says no."""
+        if act == "save":
+            return [Refused("nothing_to_save", "The world has not formed, so nothing has been trained yet.")]
         if act == "turn_away":
             return self.turn_away(int(arguments["host"]), now)
         if act == "start":

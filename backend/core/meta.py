@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 from backend.core.elche_rules import Phase
 from backend.core.verdicts import NudgeDown, Stable, Verdict
@@ -32,6 +33,27 @@ class MetaController:
         self._rates: deque[float] = deque(maxlen=RATES)
         self._anchors: deque[int] = deque(maxlen=ANCHORS)
         self._objections: deque[bool] = deque(maxlen=VERDICTS)
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers, for a checkpoint."""
+        return {
+            "rates": list(self._rates),
+            "anchors": list(self._anchors),
+            "objections": list(self._objections),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what it remembered. Raises ``ValueError``, and changes nothing, when it cannot be read."""
+        try:
+            rates = [float(value) for value in state["rates"]]
+            anchors = [int(value) for value in state["anchors"]]
+            objections = [bool(value) for value in state["objections"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the meta-controller's memory cannot be read: {error!r}") from error
+        if not all(map(math.isfinite, rates)) or any(anchor < 1 for anchor in anchors):
+            raise ValueError("the meta-controller's memory holds what cannot be")
+        self._rates, self._anchors = deque(rates, RATES), deque(anchors, ANCHORS)
+        self._objections = deque(objections, VERDICTS)
 
     def observe(self, lr: float | None, anchor: int, verdict: Verdict, phase: Phase) -> NudgeDown | None:
         """Take one round in: the learning rate that a rank reported (none keeps the last known one), the anchor and the

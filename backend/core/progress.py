@@ -44,17 +44,41 @@ def summary(march: March) -> dict[str, Any]:
     }
 
 
-def checkpoint_manifest(march: March, reason: str) -> dict[str, Any]:
-    """Everything beside the tensors that a checkpoint carries, JSON-ready."""
+def checkpoint_manifest(march: March, reason: str, now: float) -> dict[str, Any]:
+    """Everything beside the tensors that a checkpoint carries, JSON-ready; ``backend.core.resume`` reads it again."""
     latest = march.evaluations.latest
+    ranks, hosts = march.world.ranks, march.world.hosts
     return {
         "run_id": march.run_id,
         "config": march.config.as_dict(),
         "layout": [{name: getattr(spec, name) for name in spec.__struct_fields__} for spec in march.layout],
-        "world_size": len(march.world.ranks),
+        "dataset_size": march.training.dataset_size,
+        "world_size": len(ranks),
+        "seats": [[hosts[seat.host].name, seat.device] for seat in ranks.values()],
         "scheduler": march.training.scheduler.state(),
-        "guard": march.training.review.state(),
+        **march.training.review.state(),
+        "progress": coverage(march, now),
         "reason": reason,
+        "loss": march.training.loss,
         "metrics": dict(latest.metrics) if latest else {},
         **position(march),
+    }
+
+
+def coverage(march: March, now: float) -> dict[str, Any]:
+    """Which samples are accepted; all others, dealt or not, a resumed run trains (E12)."""
+    training, latest = march.training, march.evaluations.latest
+    pool, tally = training.pool, training.tally
+    return {
+        "samples_accepted": list(training.samples_accepted),
+        "epoch": len(training.samples_accepted),
+        "accepted": [[piece.offset, piece.size] for piece in pool.accepted()] if pool else [],
+        "lost": [lost.row() for lost in pool.lost] if pool else [],
+        "samples_lost": training.samples_lost,
+        "batches": tally.batches if pool else 0,
+        "seconds": now - tally.opened_at if pool else 0.0,
+        "loss_sum": tally.loss_sum if pool else 0.0,
+        "loss_batches": tally.loss_batches if pool else 0,
+        "loss": training.loss,
+        "evaluated": {"epoch": latest.epoch, "metrics": dict(latest.metrics)} if latest else None,
     }

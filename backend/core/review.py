@@ -65,8 +65,8 @@ class Review:
         return {"verdict": self.last.verdict, "reason": self.last.reason} if self.last else None
 
     def state(self) -> dict[str, Any]:
-        """The guard's history, for a checkpoint."""
-        return self.guard.state()
+        """What guard and meta-controller remember, for a checkpoint."""
+        return {"guard": self.guard.state(), "meta": self.meta.state() if self.meta else None}
 
     def _meta_verdict(self, opened: OpenedRound, verdict: Verdict, scheduler: Scheduler) -> Verdict | None:
         if self.meta is None or scheduler.forced:

@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from backend.core.allotments import chunk_batches, window_plan
 from backend.core.config import RunConfig
 from backend.core.cycle import OpenedRound
+from backend.core.resume import Resume
 from backend.core.review import Outcome, Review
 from backend.core.scheduling import Scheduler
 from backend.core.timing import WindowLedger, WindowReport, delivered_capable
 from backend.core.vocabulary import Effect, Record, SendRank
-from backend.core.work import EpochPool, Range, WorkError, chunk_batches, window_plan
+from backend.core.work import EpochPool, Range, WorkError
 from backend.core.world import World
 from wire.messages import BatchDone, ChunkDone, StartChunk, SyncAck, Update
 
@@ -122,12 +124,24 @@ class Training:
     def all_epochs_done(self) -> bool:
         return len(self.samples_accepted) >= self.config.epochs
 
-    def open_epoch(self, now: float) -> None:
+    def restore(self, resume: Resume, now: float) -> None:
+        """Go on from a checkpoint: finished epochs, the clock, and the epoch that was in progress (E12)."""
+        self.samples_accepted = list(resume.samples_accepted)
+        self.global_step = resume.step(self.config.batch_size)
+        self.samples_lost = resume.samples_lost
+        self.samples_done = sum(resume.samples_accepted) + sum(piece.size for piece in resume.accepted)
+        self.loss = resume.loss
+        self.open_epoch(now, resume)
+
+    def open_epoch(self, now: float, resume: Resume | None = None) -> None:
         """Put the next epoch's samples into the pool; a window never exceeds an epoch (behaviour C15)."""
         epoch = len(self.samples_accepted)
-        self.pool = EpochPool(epoch, self.dataset_size, self.config.batch_size)
+        closed = (resume.accepted, resume.lost) if resume else ()
+        self.pool = EpochPool(epoch, self.dataset_size, self.config.batch_size, *closed)
         self.scheduler.set_max_total(self.pool.remaining_batches)
         self.tally = EpochTally(opened_at=now)
+        if resume is not None and resume.trained:
+            self.tally = EpochTally(now - resume.seconds, resume.batches, resume.loss_sum, resume.loss_batches)
 
     def deal(self, now: float, *, draining: bool = False) -> list[Effect]:
         """Open a window: one chunk to each living rank that has an allotment. ``draining`` is for ranks that work

@@ -123,6 +123,8 @@ def march_view(march: March, now: float) -> dict[str, Any]:
             "efficiency": mean / ideal if mean and ideal else None,
         },
         "samples_accepted": list(training.samples_accepted),
+        "saving": march.checkpoints.busy,
+        "checkpoint_trouble": march.checkpoints.trouble,
         "ending": march.ending.step if march.ending and march.end is None else None,
     }
 
@@ -147,6 +149,8 @@ def _nothing_trained(window: JoinWindow) -> dict[str, Any]:
             ("batches_per_second", "samples_per_second", "ideal_batches_per_second", "efficiency")
         ),
         "samples_accepted": [],
+        "saving": False,
+        "checkpoint_trouble": "",
         "ending": None,
     }
 

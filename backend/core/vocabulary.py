@@ -104,7 +104,10 @@ class CheckpointWritten:
     path: str
     bytes: int
     sha256: str
+    """of the model file"""
     error: str = ""
+    pruned: tuple[int, ...] = ()
+    """older checkpoints that were removed for it"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,10 @@ class StrangerRefused:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A command of the operator. ``act`` is start, stop, abort, extend, change, turn_away; ``Refused`` answers a bad
-    one.
+    """A command of the operator; ``Refused`` answers a bad one.
 
-    Arguments: extend ``seconds``; change ``quorum`` and/or ``target``; turn_away ``host`` (the number); stop and abort
-    ``by`` (who).
+    ``act`` is start, stop, abort, save, extend, change or turn_away. Arguments: extend ``seconds``; change ``quorum``
+    and/or ``target``; turn_away ``host`` (the number); stop, abort and save ``by`` (who).
     """
 
     act: str
@@ -220,13 +222,43 @@ class DropHost:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """Hold on to the consensus as it is now; states of ranks follow, while later rounds may already be on."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepState:
+    """Write down a part of a rank's own state, then grant the rank another one."""
+
+    checkpoint: int
+    rank: int
+    part: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """Write the last consensus as a model file, with the local tensors of one rank and the manifest beside it."""
+    """Complete the checkpoint: model, outer momentum and the states of ``states`` become one bundle, or nothing."""
 
     checkpoint: int
     reason: str
-    local_state: bytes
+    states: tuple[int, ...]
+    """ranks whose state came whole; the first one's local tensors go into the model"""
     manifest: dict[str, Any]
+    keep: int
+    """complete checkpoints that may stay, this one included; -1 all"""
+
+
+@dataclass(frozen=True, slots=True)
+class SendState:
+    """Send a rank one part of the state that was saved of ``saved_rank``."""
+
+    rank: int
+    saved_rank: int
+    part: int
+    own: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +289,6 @@ class End:
 
 
 Effect = (
-    SendHost | CloseLink | SendRelay | SendRank | ExpectRelays | OpenRound | AbortRound | DropHost | WriteCheckpoint
-    | Record | Refused | End
+    SendHost | CloseLink | SendRelay | SendRank | ExpectRelays | OpenRound | AbortRound | DropHost | OpenCheckpoint
+    | KeepState | WriteCheckpoint | SendState | Record | Refused | End
 )  # fmt: skip

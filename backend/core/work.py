@@ -12,19 +12,16 @@ Every sample of an epoch is in exactly one state, and moves only like this::
 *accepted*. A rank that trains on while a round is open delivers nothing as a chunk: the round accepts the first batches
 that it was dealt, as many as its snapshot held (``accept_batches``). Unlike the reference the last, partial batch is
 dealt too. *Lost* samples are listed with their reason and never dealt again: one that makes whoever trains on it
-diverge would go round for ever.
+diverge would go round for ever. A pool may begin with samples accepted or lost, when a run is resumed in an epoch.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-Allotment = dict[int, int]
-"""batches by rank"""
 
 
 class WorkError(Exception):
@@ -70,9 +67,18 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 class EpochPool:
     """The samples of one epoch and where each of them is. Chunks start on a batch boundary, and only the chunk that
-    ends the epoch may end inside a batch."""
+    ends the epoch, or what a resumed run had left of it, may end inside a batch."""
 
-    def __init__(self, epoch: int, samples: int, batch_size: int) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        samples: int,
+        batch_size: int,
+        accepted: Iterable[Range] = (),
+        lost: Iterable[Lost] = (),
+    ) -> None:
+        """``accepted`` were trained before, and ``lost``, by the run that this one resumes, perhaps in batches of
+        another size: then each range that is left is cut into batches from its own start. Raises ``ValueError``."""
         if samples < 1 or batch_size < 1:
             raise ValueError(
                 f"an epoch needs at least one sample and batches of at least one, not {samples} and {batch_size}"
@@ -81,11 +87,17 @@ class EpochPool:
         self.samples = samples
         self.batch_size = batch_size
         self._cursor = 0
-        self._reclaimed: list[Range] = []
+        self._accepted = merged(accepted)
+        self._lost = list(lost)
+        closed = [*self._accepted, *(one.piece for one in self._lost)]
+        _check_disjoint(closed, samples)
+        self._reclaimed = self.uncovered() if closed else []
+        if closed:
+            self._cursor = samples
+        self._starts = [piece.offset for piece in self._reclaimed] or [0]
+        """where the batches of a range begin to count"""
         self._in_flight: dict[int, list[Range]] = {}
         self._delivered: dict[int, list[Range]] = {}
-        self._accepted: list[Range] = []
-        self._lost: list[Lost] = []
 
     # ------------------------------------------------------------------------------------------- readings
 
@@ -98,6 +110,10 @@ class EpochPool:
     def accepted_samples(self) -> int:
         """Samples whose round is committed."""
         return sum(piece.size for piece in self._accepted)
+
+    def accepted(self) -> list[Range]:
+        """What no resumed run has to do again, sorted."""
+        return list(self._accepted)
 
     @property
     def lost(self) -> list[Lost]:
@@ -241,10 +257,12 @@ class EpochPool:
             assert piece.offset == position, (
                 f"epoch {self.epoch}: samples {position} to {piece.offset} are lost or dealt twice"
             )
-            assert piece.offset % self.batch_size == 0, (
+            position = piece.end
+        for piece in (*pool, *held):
+            start = self._starts[bisect_right(self._starts, piece.offset) - 1]
+            assert (piece.offset - start) % self.batch_size == 0, (
                 f"epoch {self.epoch}: a chunk starts inside a batch at {piece.offset}"
             )
-            position = piece.end
         assert position == self.samples, f"epoch {self.epoch}: covers {position} of {self.samples} samples"
         assert all(self._in_flight.values()), f"epoch {self.epoch}: a rank is in flight with nothing"
         assert self.is_done == (not self.uncovered()), f"epoch {self.epoch}: done and uncovered disagree"
@@ -275,115 +293,10 @@ class EpochPool:
         return -(-samples // self.batch_size)
 
 
-# ------------------------------------------------------------------------------------------- sharing batches
-
-
-def largest_remainder(total: int, weights: Mapping[int, int]) -> Allotment:
-    """Split ``total`` in proportion to ``weights`` (their sum above 0): whole parts first, then one each to the largest
-    remainders, the lowest rank first among equals. Exact integer arithmetic."""
-    whole = sum(weights.values())
-    shares = {rank: total * weight // whole for rank, weight in weights.items()}
-    by_remainder = sorted(weights, key=lambda rank: (-(total * weights[rank] % whole), rank))
-    for rank in by_remainder[: total - sum(shares.values())]:
-        shares[rank] += 1
-    return shares
-
-
-def scaled_down(counts: Mapping[int, int], total: int) -> Allotment:
-    """Allotments in proportion whose sum is at most ``total``, but at least 1 each, which wins over the sum."""
-    whole = sum(counts.values())
-    result = {rank: max(1, count * total // whole) for rank, count in sorted(counts.items())}
-    for _ in range(sum(result.values()) - max(total, len(result))):
-        result[max(result, key=lambda rank: (result[rank], rank))] -= 1  # pays for those lifted to 1
-    return result
-
-
-def clamp_total(counts: Mapping[int, int], total: int) -> Allotment:
-    """Allotments cut to sum to ``total``, or to 1 each if there are more ranks than that (C16). What rounding leaves
-    over goes one each in rank order."""
-    if sum(counts.values()) <= total:
-        return dict(counts)
-    result = scaled_down(counts, total)
-    for rank in list(result)[: max(0, total - sum(result.values()))]:
-        result[rank] += 1
-    return result
-
-
-def final_window_plan(remaining: int, counts: Mapping[int, int], alive: Iterable[int]) -> Allotment | None:
-    """Allotments that use up the last ``remaining`` batches of an epoch in one window, or None while more than one
-    window is left (E5). Sums to ``remaining``; the dead hold 0.
-
-    A share of one batch has no rate on the delivered scale and would drop the whole cohort to the compute scale, so
-    lone batches are moved together where they can be.
-    """
-    living = _living(counts, alive)
-    whole = sum(living.values())
-    if not 0 < remaining < whole + len(counts) or not whole:
-        return None
-    if remaining >= whole:
-        plan = _padded(living, remaining - whole)
-    else:
-        plan = _without_lone_batches(largest_remainder(remaining, living))
-    return {rank: plan.get(rank, 0) for rank in sorted(counts)}
-
-
-def window_plan(pool: EpochPool, counts: Mapping[int, int], alive: Iterable[int], *, forced: bool = False) -> Allotment:
-    """Every rank's allotment for the window that starts now; 0 means that it idles in this window.
-
-    ``forced`` keeps to the counts (one batch each in the sync modes, or counts forced by the operator): the epoch's
-    end is split in proportion, and nobody is given more than its count.
-    """
-    alive = set(alive)
-    living = _living(counts, alive)
-    remaining = pool.remaining_batches
-    if not forced:
-        plan = final_window_plan(remaining, counts, alive)
-        if plan is not None:
-            return plan
-    shares = largest_remainder(remaining, living) if remaining < sum(living.values()) else living
-    return {rank: shares.get(rank, 0) for rank in sorted(counts)}
-
-
-def chunk_batches(
-    pool: EpochPool | None,
-    rank: int,
-    counts: Mapping[int, int],
-    alive: Iterable[int],
-    plan: Mapping[int, int] | None,
-    taken: int = 0,
-) -> int:
-    """Batches of the rank's next chunk in a barrier-paced mode (E4 rules 0 to 3); 0 holds it until the reduce.
-
-    ``plan`` is the window's plan when one was made; ``taken`` are batches the rank was already dealt in this window
-    (a returned range can be shorter than its allotment, so that it needs another chunk).
-    """
-    if pool is None or rank not in set(alive):
-        return 0
-    allotment = plan.get(rank, 0) if plan is not None else counts.get(rank, 0)
-    return max(0, min(allotment - taken, pool.remaining_batches))
-
-
-def _living(counts: Mapping[int, int], alive: Iterable[int]) -> Allotment:
-    alive = set(alive)
-    return {rank: count for rank, count in sorted(counts.items()) if rank in alive and count > 0}
-
-
-def _padded(living: Allotment, surplus: int) -> Allotment:
-    """One more batch each for the slowest, in turn; the fastest gets none unless it is alone."""
-    fastest = max(living, key=lambda rank: (living[rank], -rank))
-    slowest_first = sorted((r for r in living if r != fastest), key=lambda rank: (living[rank], rank)) or [fastest]
-    plan = dict(living)
-    for turn in range(surplus):
-        plan[slowest_first[turn % len(slowest_first)]] += 1
-    return plan
-
-
-def _without_lone_batches(plan: Allotment) -> Allotment:
-    plan = dict(plan)
-    while True:
-        lone = next((rank for rank in sorted(plan) if plan[rank] == 1), None)
-        peers = [rank for rank in plan if rank != lone and plan[rank] >= 1]
-        if lone is None or not peers:
-            return plan
-        plan[lone] = 0
-        plan[min(peers, key=lambda rank: (plan[rank], rank))] += 1
+def _check_disjoint(pieces: Iterable[Range], samples: int) -> None:
+    """Raise ``ValueError`` unless they are disjoint ranges of the epoch."""
+    position = 0
+    for piece in sorted(pieces):
+        if piece.size < 1 or piece.offset < position or piece.end > samples:
+            raise ValueError(f"samples [{piece.offset}, {piece.end}) are no part of {samples}, or are there twice")
+        position = piece.end

@@ -53,6 +53,8 @@ class Attempt:
     built: Buffer
     outer: OuterStep | None
     started: float
+    start: FloatArray | None = None
+    """a restored consensus, (elements,): the initial broadcast brings it, whatever ranks send"""
     shared: set[int] = field(default_factory=set)
     """hosts on this machine: they are told where the result is, instead of being sent it"""
     values: dict[int, dict[int, FloatArray]] = field(default_factory=dict)
@@ -113,10 +115,13 @@ class Attempt:
         for host in self.streams.contributors:
             share = self.streams.contributions[host]
             sources[host] = taken[host] if host in taken else self._mapped(host, share, base, cut.section, rounded)
+        scale = reciprocal(self.streams.mass if params else self.streams.mover_mass)
+        if self.start is not None:
+            sources, scale = {0: Mapped(None, [0], [self.start], [1.0], [], rounded=False)}, reciprocal(1.0)
         return Piece(
             cut=cut,
             sources=sources,
-            scale=reciprocal(self.streams.mass if params else self.streams.mover_mass),
+            scale=scale,
             base=base,
             new=self.built.values,
             outer=self.outer if params else None,

@@ -20,6 +20,7 @@ class Ledger:
         self._outer = outer
         self._before: Buffer | None = None
         self._restored: FloatArray | None = None
+        self._start: FloatArray | None = None
         self._last: tuple[int, int] | None = None
 
     @property
@@ -46,10 +47,28 @@ class Ledger:
             raise ValueError("the outer momentum to restore is not finite")
         self._restored = momentum.copy()
 
+    def start_from(self, values: FloatArray) -> None:
+        """Have the initial broadcast bring this arena. Raises ``ValueError``, see ``ReducePlane.restore_consensus``."""
+        if self.consensus is not None:
+            raise ValueError("the consensus can be restored before the first round only")
+        if values.dtype != F32 or values.ndim != 1:
+            raise ValueError(f"the consensus is one f32 vector, not {values.dtype} of shape {values.shape}")
+        if not np.isfinite(values).all():
+            raise ValueError("the consensus to restore is not finite")
+        self._start = values
+
+    def start(self, initial: bool) -> FloatArray | None:
+        """What the initial broadcast brings instead of a rank's values; let go of once it is behind us."""
+        if not initial:
+            self._start = None
+        return self._start
+
     def check(self, opening: OpenRound) -> None:
-        """Raises ``ValueError`` before the initial broadcast, for another model than the consensus is of, and for a
-        restored momentum of another length than the parameters."""
+        """Raises ``ValueError`` before the initial broadcast, for another model than the consensus, restored or
+        not, is of, and for a restored momentum of another length than the parameters."""
         elements = opening.params_elements + opening.buffers_elements
+        if self._start is not None and self._start.size != elements:
+            raise ValueError(f"the restored consensus has {self._start.size} elements, the model {elements}")
         if self.consensus is None and not opening.initial:
             raise ValueError(f"round {opening.round} was opened before there is a consensus to differ from")
         if self.consensus is not None and self.consensus.values.size != elements:

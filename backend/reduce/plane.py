@@ -8,9 +8,8 @@ is applied to, and what a checkpoint is written from. The plane knows nothing of
 expect, ``abort`` to forget it (design section 6; decision 0014; behaviour G10; laws L1, L4, L8).
 
 Memory is two arenas (the last consensus and the one that is being built), with an outer optimizer as many of its
-momentum; per streaming host at most ``window_slices`` slices, since the runtime awaits :meth:`ReducePlane.room` before
-it reads more from a host's data link; and, once for all hosts, at most ``outgoing_slices`` slices of the update that
-some link has not been sent yet.
+momentum; per streaming host at most ``window_slices`` slices, since the runtime awaits ``room`` before it reads more;
+and, once for all hosts, at most ``outgoing_slices`` slices of the update that some link has not been sent yet.
 """
 
 from __future__ import annotations
@@ -121,6 +120,14 @@ class ReducePlane:
             raise ValueError("the outer momentum can be restored before the first round only")
         self._ledger.restore(momentum)
 
+    def restore_consensus(self, values: FloatArray) -> None:
+        """Start from a checkpoint: the initial broadcast brings this arena (f32, params then buffers), whatever ranks
+        send. The plane keeps it. Raises ``ValueError`` once there is a round, or for what is no finite f32 vector.
+        """
+        if self._open is not None:
+            raise ValueError("the consensus can be restored before the first round only")
+        self._ledger.start_from(values)
+
     @property
     def waiting_for(self) -> dict[int, str]:
         """What the open attempt still misses, in words, by host; empty when none is open."""
@@ -153,6 +160,7 @@ class ReducePlane:
             built=built,
             outer=self._ledger.outer_step(built, opening.initial),
             started=self._clock(),
+            start=self._ledger.start(opening.initial),
         )
         self._wake()
 

@@ -1,29 +1,26 @@
-"""A checkpoint: the last consensus as a model file that plain PyTorch loads strictly, and its manifest.
-
-    data_dir/runs/<run>/checkpoints/<n>/model.safetensors     the module's own state_dict keys and dtypes
-                                        outer.safetensors     momentum of the outer optimizer, when the run has one
-                                        manifest.json         written last: a directory that has it is complete
+"""Writing a checkpoint: the last consensus as a model file that plain PyTorch loads strictly, the ranks' own states,
+and the manifest (``bundle`` says what lies where).
 
 Everything is written under a temporary name, fsynced, and renamed, so that a crash or a full disk leaves older
-checkpoints as they were and no half of a new one (reliability L5, F86, F88). Runs in a thread; it knows nothing of
-scheduling.
+checkpoints as they were and no half of a new one (reliability L5, F86, F88). States arrive part by part while the run
+goes on. All of it runs in one thread; it knows nothing of scheduling.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -31,43 +28,31 @@ import numpy.typing as npt
 
 from backend.core.vocabulary import CheckpointWritten, WriteCheckpoint
 from backend.runtime import tensor_file
-from backend.runtime.tensor_file import Entry, TensorFileError
+from backend.runtime.bundle import (
+    ARENA,
+    CHECKSUM,
+    CONSENSUS,
+    FORMAT,
+    MANIFEST,
+    MODEL,
+    MOMENTUM,
+    OUTER,
+    Arena,
+    CheckpointPlace,
+    checksum,
+    state_file,
+    sync_directory,
+)
+from backend.runtime.tensor_file import Entry, TensorFileError, Written
 from backend.runtime.view import jsonable, rfc3339
 from wire.messages import TensorSpec
 
-MODEL = "model.safetensors"
-OUTER = "outer.safetensors"
-MOMENTUM = "momentum"
-"""the one tensor of the outer file: f32, in the order of the arena's parameters"""
-MANIFEST = "manifest.json"
-FORMAT = 1
-
-Arena = npt.NDArray[np.float32]
+LOCAL = "model."
+"""what the model's own tensors are called in a rank's file, before their name"""
+WIDE = frozenset({"float32", "float64"})
+"""dtypes that hold every value of the arena"""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPlace:
-    """Where a run's checkpoints are. Paths in the database are relative to ``data_dir``, which may move."""
-
-    data_dir: Path
-    run_id: int
-
-    @property
-    def root(self) -> Path:
-        """The directory of all of them."""
-        return self.data_dir / "runs" / str(self.run_id) / "checkpoints"
-
-    def model(self, checkpoint: int) -> Path:
-        """The model file of one."""
-        return self.root / str(checkpoint) / MODEL
-
-    def sweep(self) -> None:
-        """Remove what a crash left half-written."""
-        if self.root.is_dir():
-            for leftover in self.root.glob(".*"):
-                shutil.rmtree(leftover, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,83 +65,144 @@ class Committed:
     """(params_elements,); None without an outer optimizer"""
 
 
-def write_checkpoint(
-    place: CheckpointPlace, effect: WriteCheckpoint, committed: Committed, wall_clock: Callable[[], datetime]
-) -> CheckpointWritten:
-    """Write one; a failure comes back in ``error``, naming the file or tensor, and leaves nothing behind.
+@dataclass(slots=True)
+class _State:
+    """A rank's file while its parts come in."""
 
-    Blocks on the disk.
+    file: BinaryIO
+    digest: Any = field(default_factory=hashlib.sha256)
+    bytes: int = 0
+
+
+class CheckpointWriter:
+    """Makes one bundle after the other. Blocks on the disk; call it from one thread only.
+
+    A failure in ``open`` or ``keep`` is remembered and comes back from ``write``, so that nobody who hands over a state
+    is left waiting.
     """
-    number = effect.checkpoint
-    try:
-        written = _write(place, effect, committed, rfc3339(wall_clock()))
-    except TensorFileError as error:
-        return CheckpointWritten(number, "", 0, "", error=str(error))
-    except OSError as error:
-        where = error.filename or place.root
-        return CheckpointWritten(number, "", 0, "", error=f"{error.strerror or error} ({where})")
-    except Exception as error:
-        log.exception("checkpoint %d of run %d failed inside the controller", number, place.run_id)
-        return CheckpointWritten(number, "", 0, "", error=f"internal error: {type(error).__name__}: {error}")
-    path = place.model(number).relative_to(place.data_dir)
-    return CheckpointWritten(number, path.as_posix(), written.bytes, written.sha256)
+
+    def __init__(
+        self, place: CheckpointPlace, wall_clock: Callable[[], datetime], facts: dict[str, Any] | None = None
+    ) -> None:
+        """``facts`` go into every manifest."""
+        self.place = self._place = place
+        self._wall_clock = wall_clock
+        self._facts = facts or {}
+        self._number = 0
+        self._directory: Path | None = None
+        self._committed = Committed(None)
+        self._states: dict[int, _State] = {}
+        self._error = ""
+
+    def open(self, checkpoint: int, committed: Committed) -> None:
+        """Begin one; what was begun before and never written is dropped."""
+        self.drop()
+        self._number, self._committed, self._error = checkpoint, committed, ""
+        root = self._place.root
+        with self._blamed():
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._place.bundle(checkpoint).exists():
+                raise TensorFileError(f"checkpoint {checkpoint} exists already ({self._place.bundle(checkpoint)})")
+            directory = root / f".{checkpoint}.{secrets.token_hex(4)}"
+            directory.mkdir(mode=0o700)
+            self._directory = directory
+
+    def keep(self, checkpoint: int, rank: int, data: bytes) -> None:
+        """The next bytes of a rank's own state."""
+        if checkpoint != self._number or self._error or self._directory is None:
+            return
+        with self._blamed():
+            state = self._states.get(rank)
+            if state is None:
+                state = self._states[rank] = _State((self._directory / state_file(rank)).open("xb"))
+            state.file.write(data)
+            state.digest.update(data)
+            state.bytes += len(data)
+
+    def write(self, effect: WriteCheckpoint) -> CheckpointWritten:
+        """Complete it and remove what is too old; a failure comes back in ``error``, naming the file or tensor, and
+        leaves nothing behind."""
+        number, written = effect.checkpoint, Written(0, "")
+        if not self._error:
+            with self._blamed():
+                written = self._write(effect)
+        self.drop()
+        if self._error:
+            return CheckpointWritten(number, "", 0, "", error=self._error)
+        pruned: tuple[int, ...] = ()
+        try:
+            pruned = self._place.prune(effect.keep)
+        except OSError as failure:  # too many is no reason to call the new one failed
+            log.warning("an old checkpoint of run %d could not be removed: %s", self._place.run_id, failure)
+        path = self._place.model(number).relative_to(self._place.data_dir)
+        return CheckpointWritten(number, path.as_posix(), written.bytes, written.sha256, pruned=pruned)
+
+    def drop(self) -> None:
+        """Forget what was begun."""
+        for state in self._states.values():
+            state.file.close()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        self._states, self._directory, self._committed = {}, None, Committed(None)
+
+    def _write(self, effect: WriteCheckpoint) -> Written:
+        consensus, directory = self._committed.consensus, self._directory
+        if consensus is None or directory is None:
+            raise TensorFileError("no round has been committed, so there is nothing to save")
+        layout = _layout(effect.manifest)
+        files = self._close_states(effect.states, directory)
+        first = next((directory / state_file(rank) for rank in effect.states), None)
+        entries, missing = model_entries(layout, consensus, first)
+        written = files[MODEL] = tensor_file.write(directory / MODEL, entries)
+        if any(spec.dtype not in WIDE for spec in layout if spec.section != "local"):
+            files[ARENA] = _vector(directory / ARENA, CONSENSUS, consensus)
+        if self._committed.outer_momentum is not None:
+            files[OUTER] = _vector(directory / OUTER, MOMENTUM, self._committed.outer_momentum)
+        listed = {name: {"bytes": each.bytes, "sha256": each.sha256} for name, each in sorted(files.items())}
+        facts = {"files": listed, "missing_local_tensors": missing, "at": rfc3339(self._wall_clock())}
+        _write_manifest(directory / MANIFEST, effect, self._facts | facts)
+        sync_directory(directory)
+        directory.rename(self._place.bundle(effect.checkpoint))
+        self._directory = None
+        sync_directory(self._place.root)
+        return written
+
+    def _close_states(self, whole: tuple[int, ...], directory: Path) -> dict[str, Written]:
+        """Sync the states that came whole, remove the others."""
+        files = {}
+        for rank, state in self._states.items():
+            with state.file as file:
+                file.flush()
+                if rank in whole:
+                    os.fsync(file.fileno())
+                    files[state_file(rank)] = Written(state.bytes, state.digest.hexdigest())
+                else:
+                    (directory / state_file(rank)).unlink()
+        self._states = {}
+        return files
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """Remember a failure instead of raising it."""
+        try:
+            yield
+        except TensorFileError as error:
+            self._error = str(error)
+        except OSError as error:
+            self._error = f"{error.strerror or error} ({error.filename or self._place.root})"
+        except Exception as error:
+            log.exception("checkpoint %d of run %d failed inside the controller", self._number, self._place.run_id)
+            self._error = f"internal error: {type(error).__name__}: {error}"
 
 
-def read_outer_momentum(directory: Path) -> Arena | None:
-    """The outer momentum of a checkpoint, for ``ReducePlane.restore_outer``: (params_elements,) f32; None when its run
-    had no outer optimizer.
-
-    Raises ``TensorFileError`` for a file that is not the one that the manifest lists, ``OSError`` when one is missing.
-    """
-    listed = json.loads((directory / MANIFEST).read_text(encoding="utf-8")).get("outer")
-    if listed is None:
-        return None
-    body = (directory / OUTER).read_bytes()
-    if hashlib.sha256(body).hexdigest() != listed["sha256"]:
-        raise TensorFileError(f"{directory / OUTER} is not the file that its manifest lists")
-    code, shape, data = tensor_file.read(body).get(MOMENTUM, ("nothing", (), b""))
-    if code != tensor_file.code_of("float32") or len(shape) != 1:
-        raise TensorFileError(f"{MOMENTUM} in {directory / OUTER} is {code} {list(shape)}, not one f32 vector")
-    return np.frombuffer(data, dtype="<f4")
-
-
-def _write(place: CheckpointPlace, effect: WriteCheckpoint, committed: Committed, at: str) -> tensor_file.Written:
-    consensus, momentum = committed.consensus, committed.outer_momentum
-    if consensus is None:
-        raise TensorFileError("no round has been committed, so there is nothing to save")
-    layout = _layout(effect.manifest)
-    final = place.root / str(effect.checkpoint)
-    place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if final.exists():
-        raise TensorFileError(f"checkpoint {effect.checkpoint} exists already ({final})")
-    temporary = place.root / f".{effect.checkpoint}.{secrets.token_hex(4)}"
-    temporary.mkdir(mode=0o700)
-    try:
-        entries, missing = model_entries(layout, consensus, effect.local_state)
-        written = tensor_file.write(temporary / MODEL, entries)
-        listed: dict[str, Any] = {"at": at, "missing_local_tensors": missing, "model": _listed(MODEL, written)}
-        if momentum is not None:
-            entry = Entry(MOMENTUM, "float32", momentum.shape, lambda: momentum)
-            listed["outer"] = _listed(OUTER, tensor_file.write(temporary / OUTER, [entry]))
-        _write_manifest(temporary / MANIFEST, effect, listed)
-        _sync_directory(temporary)
-        temporary.rename(final)
-        _sync_directory(place.root)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(temporary)
-        raise
-    return written
-
-
-def model_entries(layout: list[TensorSpec], consensus: Arena, local_state: bytes) -> tuple[list[Entry], list[str]]:
-    """The model's tensors, and the names of local ones that no rank could hand over.
+def model_entries(layout: list[TensorSpec], consensus: Arena, state: Path | None) -> tuple[list[Entry], list[str]]:
+    """The model's tensors, and the names of local ones that no rank could hand over. ``state`` is a rank's own file.
 
     Averaged tensors are cut from the f32 arena and rounded to their own dtype; a tied tensor is saved under each of its
     names. Raises ``TensorFileError`` for a layout and arena, or local tensors, that don't fit together.
     """
     by_name = {spec.name: spec for spec in layout}
-    local, missing = _local_tensors(layout, local_state)
+    local, missing = _local_tensors(layout, state)
     entries = []
     for spec in layout:
         source = spec if not spec.alias_of else by_name.get(spec.alias_of)
@@ -164,29 +210,32 @@ def model_entries(layout: list[TensorSpec], consensus: Arena, local_state: bytes
             raise TensorFileError(f"{spec.name} is tied to {spec.alias_of}, which is not a tensor of its own")
         if source.section == "local":
             if source.name in local:
-                entries.append(Entry(spec.name, spec.dtype, tuple(spec.shape), partial(_same, local[source.name])))
+                entries.append(Entry(spec.name, spec.dtype, tuple(spec.shape), local[source.name]))
             continue
         entries.append(Entry(spec.name, spec.dtype, tuple(spec.shape), partial(_cut, consensus, spec, source.offset)))
     return entries, missing
 
 
-def _local_tensors(layout: list[TensorSpec], local_state: bytes) -> tuple[dict[str, bytes], list[str]]:
+def _local_tensors(
+    layout: list[TensorSpec], state: Path | None
+) -> tuple[dict[str, Callable[[], npt.NDArray[Any]]], list[str]]:
     specs = [spec for spec in layout if spec.section == "local"]
     wanted = {spec.name: spec for spec in specs if not spec.alias_of}
-    if not local_state:
+    if state is None:
         # Nobody is left to hand them over: the averaged tensors are still worth saving; the manifest says what lacks.
         return {}, sorted(wanted)
-    found = tensor_file.read(local_state)
+    file = tensor_file.TensorFile.open(state)
+    found = {name.removeprefix(LOCAL): name for name in file.entries if name.startswith(LOCAL)}
     if unknown := sorted(found.keys() - {spec.name for spec in specs}):
         raise TensorFileError(f"the rank sent local tensors that the model doesn't have: {', '.join(unknown)}")
     if absent := sorted(wanted.keys() - found.keys()):
         raise TensorFileError(f"the rank left out local tensors: {', '.join(absent)}")
     for name, spec in wanted.items():
-        code, shape, _ = found[name]
+        code, shape = file.code(found[name]), file.shape(found[name])
         if (code, shape) != (tensor_file.code_of(spec.dtype), tuple(spec.shape)):
             text = f"local tensor {name} is {code} {list(shape)}, the model has {spec.dtype} {spec.shape}"
             raise TensorFileError(text)
-    return {name: data for name, (_, _, data) in found.items()}, []
+    return {name: partial(file.array, found[name]) for name in wanted}, []
 
 
 def _cut(consensus: Arena, spec: TensorSpec, offset: int) -> npt.NDArray[Any]:
@@ -200,10 +249,6 @@ def _cut(consensus: Arena, spec: TensorSpec, offset: int) -> npt.NDArray[Any]:
         return piece.astype(wanted, copy=False).reshape(spec.shape)
 
 
-def _same(data: bytes) -> bytes:
-    return data
-
-
 def _layout(manifest: dict[str, Any]) -> list[TensorSpec]:
     try:
         return msgspec.convert(manifest["layout"], list[TensorSpec])
@@ -211,28 +256,23 @@ def _layout(manifest: dict[str, Any]) -> list[TensorSpec]:
         raise TensorFileError(f"the manifest has no usable layout: {error!r}") from error
 
 
-def _listed(name: str, written: tensor_file.Written) -> dict[str, Any]:
-    return {"file": name, "bytes": written.bytes, "sha256": written.sha256}
+def _vector(path: Path, name: str, values: Arena) -> Written:
+    return tensor_file.write(path, [Entry(name, "float32", values.shape, lambda: values)])
 
 
-def _write_manifest(path: Path, effect: WriteCheckpoint, listed: dict[str, Any]) -> None:
+def _write_manifest(path: Path, effect: WriteCheckpoint, facts: dict[str, Any]) -> None:
     manifest = {
         **effect.manifest,
         "format": FORMAT,
         "checkpoint": effect.checkpoint,
         "reason": effect.reason,
-        **listed,
+        "states": list(effect.states),
+        **facts,
     }
+    whole = json.loads(json.dumps(jsonable(manifest), allow_nan=False))
+    whole[CHECKSUM] = checksum(whole)
     with path.open("x", encoding="utf-8") as file:
-        json.dump(jsonable(manifest), file, indent=1, allow_nan=False)
+        json.dump(whole, file, indent=1, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

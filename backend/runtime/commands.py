@@ -31,6 +31,7 @@ _ACTS: dict[str, tuple[dict[str, Check], tuple[str, ...]]] = {
     "start": ({}, ()),
     "stop": ({"by": _name}, ()),
     "abort": ({"by": _name}, ()),
+    "save": ({"by": _name}, ()),
     "extend": ({"seconds": _seconds}, ("seconds",)),
     "change": ({"quorum": _count, "target": _count_or_none}, ()),
     "turn_away": ({"host": _count}, ("host",)),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Container, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -20,8 +21,8 @@ from backend.core.cohort import Cohort
 from backend.core.config import Problem, RunConfig
 from backend.core.preview import Outlook
 from backend.core.vocabulary import Operator
-from backend.runtime import jobs
-from backend.runtime.checkpoint import CheckpointPlace
+from backend.runtime import jobs, resuming
+from backend.runtime.bundle import CheckpointPlace, Loaded, check_room
 from backend.runtime.commands import checked_arguments
 from backend.runtime.driver import Clock, Core
 from backend.runtime.errors import CommandRefused, UnknownRun
@@ -30,8 +31,8 @@ from backend.runtime.health import HostBeats, LoopHealth
 from backend.runtime.limits import Limits
 from backend.runtime.links import Door, Served
 from backend.runtime.meters import Heartbeat, loop_health, measure
-from backend.runtime.perform import LiveRun, Services
-from backend.runtime.settings import Settings
+from backend.runtime.perform import ENDED_PHASES, LiveRun, Services
+from backend.runtime.settings import STRETCHED, Settings
 from backend.runtime.tokens import Tickets, load_token
 from backend.runtime.view import View, history_view, overview
 from backend.store import Store
@@ -98,7 +99,7 @@ class Controller:
         await started.wait()
         for run_id in await asyncio.to_thread(self.store.interrupt_unserved):
             log.warning("run %d was being served when the controller stopped; it is interrupted", run_id)
-            await asyncio.to_thread(CheckpointPlace(self.settings.data_dir, run_id).sweep)
+            await asyncio.to_thread(self._recover_checkpoints, run_id)
         self.feed.start()
         self._spawn(self._heartbeat.run(), "loop lag")
 
@@ -131,14 +132,28 @@ class Controller:
 
     async def create_run(self, config: RunConfig) -> int:
         """Make a run and open its join window. Raises ``CommandRefused`` naming every field that won't do."""
+        return await self._create(config, None, STRETCHED)
+
+    async def resume_run(self, source: str, changes: dict[str, Any]) -> int:
+        """Make a run that goes on from a checkpoint (``resuming`` says how one is named), with that run's configuration
+        but for ``changes``. Raises ``CommandRefused``."""
+        row, origin = await asyncio.to_thread(resuming.find, self.store.queries, self.settings.data_dir, source)
+        live = self._runs.get(row["id"])
+        if live is not None and live.phase not in ENDED_PHASES:
+            raise CommandRefused("run_live", f"Run {row['id']} is still live; stop it before it is resumed.")
+        return await self._create(resuming.config_of(row, changes), origin, changes)
+
+    async def _create(self, config: RunConfig, origin: Loaded | None, scaled: Container[str]) -> int:
         if self._closing.is_set() or self._group is None:
             raise CommandRefused("controller_stopping", "the controller is stopping; start the run when it is back")
         if len(self._runs) + self._creating >= MAX_LIVE_RUNS:
             raise CommandRefused("too_many_runs", f"{MAX_LIVE_RUNS} runs are live already; end one first")
         self._creating += 1
         try:
-            config, job_hash = await asyncio.to_thread(self._checked, config)
-            row = await asyncio.to_thread(self._insert, config, job_hash)
+            config, job_hash = await asyncio.to_thread(self._checked, config, origin, scaled)
+            if origin is not None:
+                origin = resuming.compared(origin, config, job_hash)
+            row = await asyncio.to_thread(self._insert, config, job_hash, origin)
         finally:
             self._creating -= 1
         if self._closing.is_set():
@@ -153,8 +168,14 @@ class Controller:
             run_secret=secret if config.open_admission else None,
             job_hash=job_hash,
             now=self._ports.clock(),
+            **({} if origin is None else {"resume": origin.resume}),
         )
-        self._serve(LiveRun(row, config, core, secret, self._services()))
+        run = LiveRun(row, config, core, secret, self._services(), origin)
+        before: list[dict[str, Any]] = []
+        if origin is not None:
+            before = await asyncio.to_thread(self.store.queries.rounds, run.run_id, newest=True)
+            run.checkpoints += await asyncio.to_thread(self.store.queries.checkpoints, run.run_id)
+        self._serve(run, before)
         if config.open_admission:
             log.warning("run %d admits any host without a token: open_admission is on", row["id"])
         return int(row["id"])
@@ -164,6 +185,8 @@ class Controller:
         run = self._runs.get(run_id)
         if run is None:
             raise UnknownRun(run_id)
+        if act == "start":
+            await self._refuse_without_room(run)
         refused = await run.driver.command(Operator(act, checked_arguments(act, arguments)))
         if refused is not None:
             raise CommandRefused(refused.code, refused.reason)
@@ -233,7 +256,7 @@ class Controller:
             spawn=self._spawn,
         )
 
-    def _serve(self, run: LiveRun) -> None:
+    def _serve(self, run: LiveRun, before: list[dict[str, Any]]) -> None:
         async def to_the_end() -> None:
             try:
                 await run.serve()
@@ -242,12 +265,27 @@ class Controller:
                 del self._runs[run.run_id], self._serving[run.run_id]
 
         self._runs[run.run_id] = run
-        self.feed.open(run.run_id, run.view)
+        self.feed.open(run.run_id, run.view, before)
         self._serving[run.run_id] = self._spawn(to_the_end(), f"run {run.run_id}")
 
-    def _checked(self, config: RunConfig) -> tuple[RunConfig, str]:
-        """The configuration as it will be run, and its job's hash. Blocks on the job's file."""
+    async def _refuse_without_room(self, run: LiveRun) -> None:
+        try:
+            await run.check_room()
+        except OSError as error:
+            raise _no_room(error) from error
+
+    def _recover_checkpoints(self, run_id: int) -> None:
+        """After a crash: remove what is half-written, and list what is whole and was not announced any more."""
+        place = CheckpointPlace(self.settings.data_dir, run_id)
+        place.sweep()
+        for row in resuming.lost_rows(self.store.queries, place):
+            self.store.write(run_id, "checkpoints", row, durable=True)
+
+    def _checked(self, config: RunConfig, origin: Loaded | None, scaled: Container[str]) -> tuple[RunConfig, str]:
+        """The configuration as it will be run, and its job's hash. Blocks on the job's file and on the disk."""
         problems = config.problems()
+        if origin is not None:
+            problems += origin.resume.problems(config)
         job_hash = ""
         if config.job:
             try:
@@ -259,12 +297,17 @@ class Controller:
                 problems.append(Problem(field_name, problem.code, problem.text))
         if problems:
             raise CommandRefused("invalid_config", "; ".join(problem.text for problem in problems), problems)
+        try:
+            check_room(self.settings.data_dir / "runs")
+        except OSError as error:
+            raise _no_room(error) from error
         name = config.name or coolname.generate_slug(2)
-        return replace(self.settings.scaled(config), name=name), job_hash
+        return replace(self.settings.scaled(config, scaled), name=name), job_hash
 
-    def _insert(self, config: RunConfig, job_hash: str) -> dict[str, Any]:
+    def _insert(self, config: RunConfig, job_hash: str, origin: Loaded | None) -> dict[str, Any]:
         run_id = self.store.create_run(
-            {
+            resuming.columns(origin)
+            | {
                 "name": config.name,
                 "job": config.job,
                 "params": config.params,
@@ -274,9 +317,24 @@ class Controller:
                 "job_hash": job_hash,
             }
         )
+        if origin is not None:
+            self._take_over(run_id, origin)
         row = self.store.queries.get_run(run_id)
         assert row is not None, f"run {run_id} was committed and is not there"
         return row
+
+    def _take_over(self, run_id: int, origin: Loaded) -> None:
+        """The checkpoint becomes the new run's first one, which then needs the old run's no more."""
+        place = CheckpointPlace(self.settings.data_dir, run_id)
+        try:
+            place.take_over(origin.directory, origin.resume.checkpoint)
+        except OSError as error:
+            refusal = _no_room(error)
+            self.store.write(run_id, "runs", {"phase": "failed", "reason": refusal.reason}, durable=True).result()
+            raise refusal from error
+        for row in resuming.lost_rows(self.store.queries, place):
+            reason = f"from run {origin.resume.run_id}"
+            self.store.write(run_id, "checkpoints", row | {"reason": reason}, durable=True).result()
 
     async def _overview(self) -> View:
         rows = await asyncio.to_thread(self.store.queries.list_runs, OVERVIEW_RUNS)
@@ -301,6 +359,12 @@ class Controller:
             raise UnknownRun(run_id)
         rounds = queries.rounds(run_id, limit=MAX_ROUNDS, newest=True)
         return Page(view, rounds, queries.events(run_id, limit=MAX_EVENTS, newest=True))
+
+
+def _no_room(error: OSError) -> CommandRefused:
+    code = "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "data_dir_unwritable"
+    cure = "free some space" if code == "disk_full" else "make it writable, or name another --data-dir"
+    return CommandRefused(code, f"Checkpoints could not be kept: {error.strerror} ({error.filename}); {cure}.")
 
 
 async def _contained(work: Coroutine[Any, Any, None], name: str) -> None:

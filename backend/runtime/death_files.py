@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from backend.runtime.checkpoint import MODEL
+from backend.runtime.bundle import MODEL
 from backend.runtime.view import jsonable
 
 SCHEMA_VERSION = 1
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class DeathFiles:
-    """The death files of one run, written one after the other off the event loop. ``run`` is what each says of it."""
+    """The death files of one run, written one after the other off the event loop. ``run`` is its row."""
 
     def __init__(self, root: Path, run: Row, spawn: Callable[[Coroutine[Any, Any, None], str], object]) -> None:
         self._root = root
-        self._run = run
+        self._run = {"run_id": run["id"], "run": run["name"], "job": run["job"], "mode": run["mode"]}
         self._spawn = spawn
         self._waiting: deque[Row] = deque()
         self._idle = asyncio.Event()

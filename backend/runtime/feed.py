@@ -95,9 +95,9 @@ class Subscription:
 class Topic:
     """One subject that changes: a live run, or the overview. Its task computes the view once for all subscribers."""
 
-    def __init__(self, view: Callable[[], Awaitable[View]]) -> None:
+    def __init__(self, view: Callable[[], Awaitable[View]], rounds: list[Row] | None = None) -> None:
         self._view = view
-        self._page: Page = Page({}, [], [])
+        self._page: Page = Page({}, rounds or [], [])
         self._new_rounds: list[Row] = []
         self._new_events: list[Row] = []
         self._subscriptions: set[Subscription] = set()
@@ -198,13 +198,13 @@ class Feed:
         """Begin publishing the overview."""
         self._spawn(self._overview.run(), "feed overview")
 
-    def open(self, run_id: int, view: Callable[[], View]) -> None:
-        """A run goes live."""
+    def open(self, run_id: int, view: Callable[[], View], rounds: list[Row] | None = None) -> None:
+        """A run goes live; ``rounds`` are those of the runs that it goes on from."""
 
         async def current() -> View:
             return view()
 
-        topic = self._topics[run_id] = Topic(current)
+        topic = self._topics[run_id] = Topic(current, rounds)
         self._tasks[run_id] = self._spawn(topic.run(), f"feed run {run_id}")
         self._overview.touch()
 

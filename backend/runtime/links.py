@@ -41,6 +41,7 @@ from wire.messages import (
     Contribution,
     EvalResult,
     Exiting,
+    FetchState,
     Hello,
     HostHeartbeat,
     Leaving,
@@ -61,7 +62,7 @@ from wire.sealing import OPEN_SECRET
 from wire.session import Channel, ChunkReceived, Incoming, Received, Session
 
 FROM_AGENT = (ProbeReport, HostHeartbeat, RankExited, RelayExited, Leaving)
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, Exiting, RankFailed)
+FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
 
 log = logging.getLogger(__name__)
 

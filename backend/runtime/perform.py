@@ -18,28 +18,34 @@ from backend.core.config import RunConfig
 from backend.core.preview import Outlook
 from backend.core.vocabulary import (
     AbortRound,
+    CheckpointWritten,
     CloseLink,
     DropHost,
     Effect,
     End,
     ExpectRelays,
+    KeepState,
+    OpenCheckpoint,
     OpenRound,
     Record,
     RoundBroken,
     SendHost,
     SendRank,
     SendRelay,
+    SendState,
     WriteCheckpoint,
 )
 from backend.reduce.attempt import fold_order
 from backend.reduce.outer import outer_optimizer
 from backend.reduce.plane import ReducePlane
-from backend.runtime.checkpoint import CheckpointPlace, Committed, write_checkpoint
+from backend.runtime.bundle import CheckpointPlace, Loaded, check_room
+from backend.runtime.checkpoint import CheckpointWriter, Committed
 from backend.runtime.death_files import DeathFiles
 from backend.runtime.driver import Clock, Core, Driver
 from backend.runtime.feed import Feed
 from backend.runtime.limits import Limits
 from backend.runtime.run_links import RunLinks
+from backend.runtime.saver import Saver
 from backend.runtime.view import View, final_figures, live_view
 from backend.store import Store, StoreError
 from wire import failpoints
@@ -82,7 +88,16 @@ class Tally:
 class LiveRun:
     """One run from its creation to its end. ``row`` is its row in the store, as last committed."""
 
-    def __init__(self, row: Row, config: RunConfig, core: Core, secret: bytes, services: Services) -> None:
+    def __init__(
+        self,
+        row: Row,
+        config: RunConfig,
+        core: Core,
+        secret: bytes,
+        services: Services,
+        origin: Loaded | None = None,
+    ) -> None:
+        """``origin`` is the checkpoint that the run goes on from."""
         self.run_id: int = row["id"]
         self.row = row
         self.config = config
@@ -90,12 +105,13 @@ class LiveRun:
         self.tally = Tally()
         self.deaths: list[Row] = []
         self.checkpoints: list[Row] = []
+        """rows, by number"""
         self._core = core
         self._services = services
         self._outcome: tuple[str, str] | None = None
         self._place = CheckpointPlace(services.data_dir, self.run_id)
-        known = {"run_id": self.run_id, "run": row["name"], "job": row["job"], "mode": row["mode"]}
-        self._death_files = DeathFiles(self._place.root, known, services.spawn)
+        self._death_files = DeathFiles(self._place.root, row, services.spawn)
+        self._origin = origin.resume.checkpoint if origin is not None else 0
         self._loop = asyncio.get_running_loop()
         self.driver = Driver(
             self.run_id,
@@ -115,6 +131,21 @@ class LiveRun:
             clock=services.clock,
             outer=outer_optimizer(config),
         )
+        self._start_from(origin)
+        self._saver = Saver(
+            CheckpointWriter(self._place, services.wall_clock, {"job_hash": row["job_hash"] or ""}),
+            lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
+            self.links.send_rank,
+            self._checkpoint_written,
+        )
+
+    def _start_from(self, origin: Loaded | None) -> None:
+        """The initial broadcast brings what the checkpoint holds."""
+        if origin is None:
+            return
+        self.plane.restore_consensus(origin.consensus)
+        if origin.momentum is not None and self.config.outer_optimizer != "none":
+            self.plane.restore_outer(origin.momentum)
 
     @property
     def window_open(self) -> bool:
@@ -148,6 +179,7 @@ class LiveRun:
         elif not self._core.ended:
             await self._conclude("interrupted", "controller stopped")
         self.plane.close()
+        self._saver.close()
         await self._services.feed.close(self.run_id)
         await self._flushed()
         await self._death_files.written()
@@ -176,12 +208,11 @@ class LiveRun:
         match effect:
             case ExpectRelays(hosts=hosts):
                 self.links.expect(hosts)
+                self._services.spawn(self._warn_of_disk(), f"run {self.run_id} room for checkpoints")
             case DropHost(host=host, reason=reason):
                 self.links.drop(host, reason)
-            case WriteCheckpoint():
-                name = f"run {self.run_id} checkpoint {effect.checkpoint}"
-                committed = Committed(self.plane.consensus, self.plane.outer_momentum)
-                self._services.spawn(self._write_checkpoint(effect, committed), name)
+            case OpenCheckpoint() | KeepState() | WriteCheckpoint() | SendState():
+                self._saver.perform(effect, self._origin)
             case End(phase=phase, reason=reason):
                 self._outcome = (phase, reason)
                 self.links.finish_all(reason)
@@ -270,18 +301,30 @@ class LiveRun:
             self.deaths = [*(death for death in self.deaths if death["rank"] != row["rank"]), row]
             self._death_files.put(row)
         elif table == "checkpoints":
-            self.checkpoints.append(row)
+            self.checkpoints = [*(old for old in self.checkpoints if old["checkpoint"] != row["checkpoint"]), row]
+            self.checkpoints.sort(key=lambda each: each["checkpoint"])
         self._services.feed.add_row(self.run_id, table, row)
 
-    async def _write_checkpoint(self, effect: WriteCheckpoint, committed: Committed) -> None:
-        clock = self._services.wall_clock
-        written = await asyncio.to_thread(write_checkpoint, self._place, effect, committed, clock)
+    def _checkpoint_written(self, written: CheckpointWritten) -> None:
         if written.error:
             self.tally.checkpoint_failures += 1
-            log.error("run %d: checkpoint %d was not written: %s", self.run_id, effect.checkpoint, written.error)
+            log.error("run %d: checkpoint %d was not written: %s", self.run_id, written.checkpoint, written.error)
         else:
             self.tally.checkpoints += 1
         self.driver.post(written)
+
+    async def check_room(self) -> None:
+        """Whether a checkpoint of this model would find room now. Raises ``OSError``."""
+        outlook = self.outlook()
+        await asyncio.to_thread(check_room, self._place.root, 2 * outlook.model_bytes if outlook else 0)
+
+    async def _warn_of_disk(self) -> None:
+        try:
+            await self.check_room()
+        except OSError as error:
+            text = f"Checkpoints will fail as things are: {error.strerror} ({error.filename})"
+            event = {"kind": "checkpoint_trouble", "level": "error", "text": text, "data": {}}
+            await self._record(Record("events", event))
 
     # ------------------------------------------------------------------------------------------- the end
 

@@ -21,6 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import Limits, source_of
+from wire.frame_meter import PatientSocket
 
 BACKLOG = 512
 WS_MAX_BYTES = 2 << 20
@@ -156,6 +157,13 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self._source = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
         self._counted = self.census.enter(self._source)
+        self._patient = PatientSocket(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand it on; between two wakings, wait for the frame that has begun."""
+        if self.handshake_complete:
+            self._patient.received(data)
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the connection go."""

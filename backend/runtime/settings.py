@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from backend.core.config import RunConfig
 from backend.runtime.errors import SettingsError
 
 MIN_TIME_SCALE = 0.1
+STRETCHED = ("window_seconds", "cap_seconds", "heartbeat_timeout_seconds", "forming_seconds", "stall_seconds")
+"""waits of a run that the time scale stretches"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,13 @@ class Settings:
         for problem in self._problems():
             raise SettingsError(problem)
 
-    def scaled(self, config: RunConfig) -> RunConfig:
-        """The run's configuration with its waits stretched; heartbeats keep their beat (behaviour B3)."""
+    def scaled(self, config: RunConfig, only: Container[str] = STRETCHED) -> RunConfig:
+        """The run's configuration with its waits stretched; heartbeats keep their beat (behaviour B3). ``only`` these
+        of them: what a resumed run inherits was stretched before."""
         if self.time_scale == 1.0:
             return config
-        return replace(
-            config,
-            window_seconds=config.window_seconds * self.time_scale,
-            cap_seconds=config.cap_seconds * self.time_scale,
-            heartbeat_timeout_seconds=config.heartbeat_timeout_seconds * self.time_scale,
-            forming_seconds=config.forming_seconds * self.time_scale,
-            stall_seconds=config.stall_seconds * self.time_scale,
-        )
+        waits = {name: getattr(config, name) * self.time_scale for name in STRETCHED if name in only}
+        return replace(config, **waits)
 
     def _problems(self) -> Iterator[str]:
         if not 0 <= self.port <= 65535:

@@ -107,6 +107,66 @@ def read(body: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return tensors
 
 
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """A file on disk whose tensors are mapped, not read. ``entries`` are (dtype code, shape, first byte) by name."""
+
+    path: Path
+    entries: dict[str, tuple[str, tuple[int, ...], int]]
+
+    @classmethod
+    def open(cls, path: Path) -> TensorFile:
+        """Read the header. Raises ``OSError``, and ``TensorFileError`` for one that promises what the file has not."""
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            (length,) = struct.unpack("<Q", file.read(8)) if size >= 8 else (0,)
+            if not 2 <= length <= size - 8:
+                raise TensorFileError(f"{path} is no safetensors file")
+            text = file.read(length)
+        try:
+            header = json.loads(text, object_pairs_hook=_unique)
+            header.pop("__metadata__", None)
+            entries = {name: _placed(spec, 8 + length, size) for name, spec in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TensorFileError(f"the header of {path} cannot be read: {error}") from error
+        return cls(path, entries)
+
+    def code(self, name: str) -> str:
+        """The format's name of a tensor's dtype."""
+        return self.entries[name][0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape."""
+        return self.entries[name][1]
+
+    def array(self, name: str) -> Array:
+        """A tensor, mapped read-only. Raises ``TensorFileError`` for a dtype that is not known here."""
+        code, shape, start = self.entries[name]
+        if not math.prod(shape):
+            return np.empty(shape, dtype=_NUMPY_OF[code])
+        mapped: Array = np.memmap(self.path, dtype=_NUMPY_OF[code], mode="r", offset=start, shape=shape or (1,))
+        return mapped.reshape(shape)
+
+
+_NUMPY_OF = dict(_NUMPY.values())
+
+
+def _placed(spec: dict[str, Any], start: int, size: int) -> tuple[str, tuple[int, ...], int]:
+    code, shape, (first, last) = spec["dtype"], tuple(map(int, spec["shape"])), spec["data_offsets"]
+    if code not in _NUMPY_OF or any(length < 0 for length in shape):
+        raise TensorFileError(f"a tensor is {code} {list(shape)}")
+    wanted = math.prod(shape) * np.dtype(_NUMPY_OF[code]).itemsize
+    if not 0 <= first <= last or last - first != wanted or start + last > size:
+        raise TensorFileError(f"a tensor of {wanted} bytes lies at {first} to {last} of {size - start}")
+    return code, shape, start + first
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise TensorFileError("a tensor is named twice")
+    return dict(pairs)
+
+
 def _bytes_of(entry: Entry) -> memoryview:
     """One tensor's bytes, checked against what the header promised."""
     value = entry.load()

@@ -147,10 +147,20 @@ def _frame(run: Row) -> View:
             ("batches_per_second", "samples_per_second", "ideal_batches_per_second", "efficiency")
         ),
         "samples_accepted": [],
+        "resumed_from": _origin(run),
+        "saving": False,
+        "checkpoint_trouble": "",
         "deaths": [],
         "checkpoints": [],
         "ending": None,
     }
+
+
+def _origin(run: Row) -> Row | None:
+    """The checkpoint that the run goes on from; none for one from the start."""
+    if run.get("resumed_run") is None:
+        return None
+    return {name: run[f"resumed_{name}"] for name in ("run", "checkpoint", "round", "epochs")}
 
 
 def _closed_window(config: Mapping[str, Any]) -> View:
@@ -180,7 +190,7 @@ def _worked(queries: Queries, run_id: int) -> dict[str, Row]:
     """Each rank's accepted steps over all rounds, for a run whose core could not say so itself at its end."""
     steps: dict[str, int] = {}
     after = -1
-    while page := queries.rounds(run_id, after=after, limit=PAGE):
+    while page := queries.rounds(run_id, after=after, limit=PAGE, own=True):
         for row in page:
             for rank, count in (row["realized"] or {}).items():
                 steps[rank] = steps.get(rank, 0) + count

@@ -8,9 +8,10 @@ meanwhile neither shift nor repeat a page.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import Column, Connection, Engine, Select, func, select
+from sqlalchemy import Column, Connection, Engine, Select, and_, func, or_, select
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from backend.store import tables
@@ -55,15 +56,53 @@ def ranks(connection: Connection, run_id: int) -> list[Row]:
     return _all_of(connection, tables.ranks.c.run_id, run_id, tables.ranks.c.rank)
 
 
-def rounds(connection: Connection, run_id: int, after: int = -1, limit: int = 400, newest: bool = False) -> list[Row]:
-    """Rounds above ``after``: the first ``limit`` of them, or the last."""
-    query = select(tables.rounds).where(tables.rounds.c.run_id == run_id, tables.rounds.c.round > after)
-    return _page(connection, query, tables.rounds.c.round, limit, newest)
+def rounds(
+    connection: Connection, run_id: int, after: int = -1, limit: int = 400, newest: bool = False, own: bool = False
+) -> list[Row]:
+    """Rounds above ``after``: the first ``limit`` of them, or the last. Those that a resumed run goes on from are among
+    them, each number once, unless only its ``own`` are asked for."""
+    table = tables.rounds
+    parts = [table.c.run_id == run_id]
+    if not own:
+        parts += [
+            and_(table.c.run_id == before.run_id, table.c.round <= before.round)
+            for before in lineage(connection, run_id)
+        ]
+    query = select(table).where(or_(*parts), table.c.round > after)
+    return _page(connection, query, table.c.round, limit, newest)
 
 
 def epochs(connection: Connection, run_id: int) -> list[Row]:
-    """Finished epochs, by number."""
-    return _all_of(connection, tables.epochs.c.run_id, run_id, tables.epochs.c.epoch)
+    """Finished epochs, by number, those that a resumed run goes on from among them."""
+    table = tables.epochs
+    parts = [table.c.run_id == run_id]
+    parts += [
+        and_(table.c.run_id == before.run_id, table.c.epoch < before.epochs) for before in lineage(connection, run_id)
+    ]
+    return _rows(connection, select(table).where(or_(*parts)).order_by(table.c.epoch))
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A run that another one goes on from, and how far it counts: its last round and its finished epochs there."""
+
+    run_id: int
+    round: int
+    epochs: int
+
+
+def lineage(connection: Connection, run_id: int) -> list[Before]:
+    """The runs that this one goes on from, the nearest first."""
+    found: list[Before] = []
+    runs, current = tables.runs.c, run_id
+    columns = (runs.resumed_run, runs.resumed_round, runs.resumed_epochs)
+    while True:
+        row = connection.execute(select(*columns).where(runs.id == current)).one_or_none()
+        if row is None or row[0] is None or row[0] >= current:
+            return found
+        limit = found[-1] if found else Before(0, row[1], row[2])
+        current = row[0]
+        found.append(Before(current, min(limit.round, row[1]), min(limit.epochs, row[2])))
 
 
 def events(connection: Connection, run_id: int, after_id: int = 0, limit: int = 200, newest: bool = False) -> list[Row]:

@@ -62,8 +62,8 @@ def new_row(run_id: int, table: str, row: Mapping[str, Any], at: str) -> Perform
     """The writing of one record by its table's rule; gives the whole row as the queries do. Raises LocalError.
 
     runs: the run's own row is updated; started_at and ended_at are stamped once, by the phase. hosts, ranks,
-    epochs: the row is merged by its number; joined_at and left_at of a host are stamped once, by its state,
-    and an epoch's ``at`` stays that of its first writing. Every other table: appended.
+    epochs, checkpoints: the row is merged by its number; joined_at and left_at of a host are stamped once, by its
+    state, and ``at`` stays that of the first writing. Every other table: appended.
     """
     if table == "runs":
         return _run_update(run_id, _checked(runs, row), at)

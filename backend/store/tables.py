@@ -82,6 +82,10 @@ runs = Table(
     Column("job_hash", Text),
     Column("emulated", Boolean, nullable=False),
     _json("summary"),
+    Column("resumed_run", BigInteger),
+    Column("resumed_checkpoint", Integer),
+    Column("resumed_round", Integer),
+    Column("resumed_epochs", Integer),
     Index(None, "phase"),
     sqlite_autoincrement=True,
 )
@@ -230,6 +234,8 @@ checkpoints = Table(
     Column("path", Text, nullable=False),
     Column("bytes", BigInteger),
     Column("sha256", String(64)),
+    Column("loss", Double),
+    Column("pruned", Boolean),
     UniqueConstraint("run_id", "checkpoint"),
     sqlite_autoincrement=True,
 )
@@ -246,12 +252,13 @@ tokens = Table(
     sqlite_autoincrement=True,
 )
 
-APPENDED = {table.name: table for table in (events, rounds, scalars, deaths, checkpoints)}
+APPENDED = {table.name: table for table in (events, rounds, scalars, deaths)}
 """Tables whose rows are written once; a second row under the same key is refused."""
 UPSERTED = {
     "hosts": (hosts, "host"),
     "ranks": (ranks, "rank"),
     "epochs": (epochs, "epoch"),
     "recoveries": (deaths, "rank"),
+    "checkpoints": (checkpoints, "checkpoint"),
 }
 """Tables whose rows are merged by (run_id, this column): given columns are replaced, the others stay."""

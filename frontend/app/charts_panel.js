@@ -39,7 +39,8 @@ export function ChartsPanel({ live, epochs }) {
   const deaths = live.of("deaths").value;
   const axis = axisName.value;
   const data = useMemo(() => columns(points, axis), [points, axis]);
-  const markers = useMemo(() => markersOf(deaths ?? [], data), [deaths, data]);
+  const origin = live.of("resumed_from").value;
+  const markers = useMemo(() => markersOf(deaths ?? [], origin, data), [deaths, origin, data]);
   const shared = { x: data.x, axis: AXES[axis], markers };
   return html`
     <div class="two-columns">
@@ -49,8 +50,14 @@ export function ChartsPanel({ live, epochs }) {
   `;
 }
 
-/** A line for each death, at the last round that the rank took part in. */
-function markersOf(deaths, data) {
+/** A line for each death, at the last round that the rank took part in, and one where the run was resumed. */
+function markersOf(deaths, origin, data) {
+  const resumed = origin ? data.round.findIndex((round) => round > origin.round) : -1;
+  const here = resumed > 0 ? [{ at: data.x[resumed], label: "resumed", tone: "--text-3" }] : [];
+  return here.concat(deadMarkers(deaths, data));
+}
+
+function deadMarkers(deaths, data) {
   return deaths.map(({ rank, last_round: last }) => {
     const at = data.round.findIndex((round) => round >= last);
     return { at: data.x.at(at) ?? 0, label: `r${rank} died` };

@@ -2,6 +2,7 @@
 import { MISSING, bytes, count, figure, leadMetric, metric, span, words } from "./format.js";
 import { html } from "./html.js";
 import { Icon } from "./icons.js";
+import { newest } from "./resume.js";
 import { Table, column } from "./table.js";
 import { Empty, Notice, Panel, Time } from "./ui.js";
 
@@ -14,7 +15,7 @@ export function Outcome({ live, phase }) {
   const [tone, title] = ENDINGS[phase];
   const by = live.of("stopped_by").value;
   const reason = live.of("reason").value || (phase === "done" ? "All epochs were trained." : "No reason was recorded.");
-  const model = live.of("checkpoints").value?.at(-1);
+  const model = newest(live.of("checkpoints").value);
   const size = model && `Model, ${bytes(model.bytes)}`;
   const download = model && html`<${Download} id=${live.id} row=${model} kind="button-primary">${size}<//>`;
   return html`
@@ -47,6 +48,7 @@ export function Checkpoints({ live }) {
   const rows = live.of("checkpoints").value ?? [];
   if (!rows.length) return null;
   const download = (row) => {
+    if (row.pruned) return html`<span class="muted">removed for newer ones</span>`;
     const label = `Download the model of checkpoint ${row.checkpoint}`;
     return html`<${Download} id=${live.id} row=${row} label=${label}>${bytes(row.bytes)}<//>`;
   };

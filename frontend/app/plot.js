@@ -122,11 +122,11 @@ function drawMarkers(u, markers) {
   const { ctx: pen, bbox } = u;
   const unit = uPlot.pxRatio;
   pen.save();
-  pen.strokeStyle = pen.fillStyle = colour("--bad");
   pen.lineWidth = 1.5 * unit;
   pen.setLineDash([4 * unit, 3 * unit]);
   pen.font = `${11 * unit}px ${getComputedStyle(document.body).fontFamily}`;
-  for (const { at, label } of markers) {
+  for (const { at, label, tone = "--bad" } of markers) {
+    pen.strokeStyle = pen.fillStyle = colour(tone);
     const x = u.valToPos(at, "x", true);
     if (x >= bbox.left && x <= bbox.left + bbox.width) drawMarker(pen, bbox, unit, x, label);
   }

@@ -161,6 +161,15 @@ const PATIENCE = [
   }),
 ];
 
+const CHECKPOINTS = [
+  integer("checkpoint_epochs", "Saving interval", 1, "Epochs between checkpoints; training goes on meanwhile", AT_LEAST_1),
+  integer("checkpoint_rounds", "Saving interval in rounds", undefined, "For long passes over the data; empty: only as above", {
+    ...AT_LEAST_1,
+    ...OPTIONAL,
+  }),
+  integer("keep_checkpoints", "Keep", 3, "The newest so many stay; -1 keeps all", { min: -1 }),
+];
+
 const CHECKS = [
   choice("non_finite", "NaN or infinity", "exclude", "What becomes of a rank that contributes a value that is no number", {
     choices: ["exclude", "stop"],
@@ -179,6 +188,7 @@ export const ADVANCED = [
   { title: "ElChe, the scheduler", fields: SCHEDULER },
   { title: "Drift of the replicas", fields: DRIFT },
   { title: "Average", fields: AVERAGE },
+  { title: "Checkpoints", fields: CHECKPOINTS },
   { title: "Patience", fields: PATIENCE },
   { title: "Checks", fields: CHECKS },
 ];

@@ -7,6 +7,7 @@ import { html, useEffect, useMemo, useRef } from "./html.js";
 import { Icon } from "./icons.js";
 import { LiveRun } from "./live.js";
 import { Outcome } from "./outcome.js";
+import { Origin, Resume, SaveNow, Trouble } from "./resume.js";
 import { Staging } from "./staging.js";
 import { isEnded } from "./store.js";
 import { Training } from "./training.js";
@@ -26,6 +27,7 @@ export function RunPage({ id }) {
     <${Announcer} live=${live} phase=${phase} />
     <${Veil} live=${live}>
       <${Track} phase=${phase} />
+      <${Trouble} live=${live} />
       ${isEnded(phase) && html`<${Outcome} live=${live} phase=${phase} />`}
       <${Body} live=${live} phase=${phase} />
     <//>
@@ -69,6 +71,7 @@ function Head({ live, phase }) {
         <span title=${job.where}><strong>${job.name}</strong> ${words(live.of("mode").value)}</span>
         <span>created <${Time} iso=${live.of("created_at").value} /></span>
         <${Elapsed} live=${live} phase=${phase} />
+        <${Origin} live=${live} />
       </p>
       <div class="run-actions"><${Acts} live=${live} phase=${phase} /></div>
     </div>
@@ -101,7 +104,7 @@ function Elapsed({ live, phase }) {
 }
 
 function Acts({ live, phase }) {
-  if (isEnded(phase)) return null;
+  if (isEnded(phase)) return html`<${Resume} live=${live} />`;
   const act = (verb, said) => async () => {
     await post(`runs/${live.id}/${verb}`);
     toast(said);
@@ -110,6 +113,7 @@ function Acts({ live, phase }) {
   const training = phase === "training";
   const effect = training ? ABORT_TRAINING : html`<p>${abortWords(live.of("members").value?.length ?? 0)}</p>`;
   return html`
+    ${training && !ending && html`<${SaveNow} live=${live} />`}
     ${training &&
     !ending &&
     html`<${Confirm}
@@ -138,13 +142,13 @@ const STOP = html`
     The cohort finishes the window that it is working on, averages it and saves a checkpoint. Then the run ends as done
     and its hosts are released.
   </p>
-  <p>Nothing that was computed is lost. A stopped run cannot be continued.</p>
+  <p>Nothing that was computed is lost, and the run can be resumed from there.</p>
 `;
 
 const ABORT_TRAINING = html`
   <p>
     Every rank stops without another round and the run ends as failed.${" "}
-    <strong>The work since the last round is dropped.</strong>
+    <strong>The work since the last checkpoint is dropped.</strong>
   </p>
   <p>Use Stop to keep it.</p>
 `;

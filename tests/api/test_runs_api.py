@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from api_harness import Api, problem_of
+from bundles import save
 
 from backend.api import bodies, schemas
 from backend.core.config import RunConfig
+from backend.runtime.bundle import CheckpointPlace
 
 RUNS = "/api/v1/runs"
 
@@ -50,7 +52,7 @@ def test_a_run_is_made_listed_and_looked_at(api: Api) -> None:
 
 def test_the_bodys_defaults_are_the_configurations(api: Api) -> None:
     assert bodies.RunCreate(job="x").config() == RunConfig(job="x")
-    assert set(bodies.RunCreate.model_fields) == set(RunConfig.__dataclass_fields__)
+    assert set(bodies.RunCreate.model_fields) - {"resume_from"} == set(RunConfig.__dataclass_fields__)
     assert bodies.RunCreate(job="x", fixed_counts=[3, 1]).config().fixed_counts == (3, 1)
     assert bodies.RunCreate(job="x", speed_hint=[2, 2.5]).config().speed_hint == (2, 2.5)
     assert [problem.code for problem in bodies.RunCreate(job="x", speed_hint=[0.5, 2]).config().problems()] == [
@@ -69,7 +71,7 @@ def test_the_live_view_and_the_history_have_every_promised_key(api: Api) -> None
 @pytest.mark.parametrize(
     ("body", "field", "code"),
     [
-        ({}, "job", "missing"),
+        ({}, "job", "job_missing"),
         ({"job": 3}, "job", "string_type"),
         ({"job": "digits.py:Digits", "epochs": "3"}, "epochs", "int_type"),
         ({"job": "digits.py:Digits", "epochs": True}, "epochs", "int_type"),
@@ -319,3 +321,69 @@ def test_a_checkpoint_is_never_read_from_elsewhere(api: Api, tmp_path: Path) -> 
         assert b"secret" not in answer.content.replace(place.encode(), b"")
     answer = api.call("GET", f"{RUNS}/{run_id}/checkpoints/99/model")
     assert problem_of(answer)["code"] == "checkpoint_unknown"
+
+
+# ------------------------------------------------------------------------------------------------ going on from one
+
+
+def with_bundle(api: Api, number: int = 4, **values: Any) -> int:
+    """A run of the past with a checkpoint after its first epoch."""
+    run_id = finished(api, phase="interrupted", **values)
+    place = CheckpointPlace(api.controller.settings.data_dir, run_id)
+    save(place, number, [1.0, 2.0], job="digits.py:Digits", run_id=run_id)
+    record(api, run_id, "rounds", {"round": 7, "epoch": 0, "loss": 0.5})
+    record(api, run_id, "rounds", {"round": 9, "epoch": 1, "loss": 0.4})
+    record(api, run_id, "epochs", {"epoch": 0, "samples_accepted": 64})
+    return run_id
+
+
+def test_a_run_goes_on_from_a_checkpoint_with_the_old_configuration(api: Api) -> None:
+    old = with_bundle(api, job_hash="other")
+    answer = api.call("POST", RUNS, json={"resume_from": f"{old}:last", "batch_size": 7})
+    assert answer.status_code == 201, answer.text
+    view = answer.json()
+    assert view["resumed_from"] == {"run": old, "checkpoint": 4, "round": 7, "epochs": 1}
+    assert (view["config"]["batch_size"], view["config"]["epochs"], view["job"]) == (7, 2, "digits.py:Digits")
+    assert [(row["checkpoint"], row["reason"]) for row in view["checkpoints"]] == [(4, f"from run {old}")]
+    model = api.call("GET", f"{RUNS}/{view['id']}/checkpoints/4/model")
+    assert model.status_code == 200
+    rounds = api.call("GET", f"{RUNS}/{view['id']}/rounds").json()["items"]
+    assert [(row["round"], row["run_id"]) for row in rounds] == [(7, old)], "the rest is superseded"
+    assert api.call("GET", f"{RUNS}/{view['id']}/rounds?own=true").json()["items"] == []
+    assert [row["epoch"] for row in api.call("GET", f"{RUNS}/{view['id']}/epochs").json()["items"]] == [0]
+    again = api.call("POST", RUNS, json={"resume_from": f"{view['id']}"})
+    assert problem_of(again)["code"] == "run_live"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "field"),
+    [
+        ({"epochs": 1}, 422, "nothing_left", "epochs"),
+        ({"seed": 7}, 422, "seed_differs", "seed"),
+        ({"batch_size": 0}, 422, "below_minimum", "batch_size"),
+        ({"resume_from": "5:9"}, 409, "run_unknown", None),
+        ({"resume_from": "../../x"}, 409, "checkpoint_unreadable_name", None),
+        ({"resume_from": 3}, 422, "string_type", "resume_from"),
+        ({"resume_from": "x" * 41}, 422, "string_too_long", "resume_from"),
+    ],
+)
+def test_what_cannot_be_resumed_is_named(
+    api: Api, body: dict[str, Any], status: int, code: str, field: str | None
+) -> None:
+    old = with_bundle(api)
+    answer = api.call("POST", RUNS, json={"resume_from": str(old)} | body)
+    assert answer.status_code == status, answer.text
+    problem = problem_of(answer)
+    if field is None:
+        assert problem["code"] == code
+    else:
+        assert {"field": field, "code": code}.items() <= problem["errors"][0].items()
+
+
+def test_saving_is_for_runs_that_train(api: Api) -> None:
+    old = with_bundle(api)
+    assert problem_of(api.call("POST", f"{RUNS}/{old}/checkpoints"))["code"] == "run_over"
+    waiting = api.call("POST", RUNS, json={"job": "digits.py:Digits"}).json()["id"]
+    answer = api.call("POST", f"{RUNS}/{waiting}/checkpoints")
+    assert answer.status_code == 409
+    assert (problem_of(answer)["code"], problem_of(answer)["phase"]) == ("nothing_to_save", "waiting")

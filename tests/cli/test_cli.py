@@ -16,7 +16,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from bundles import save
 from cli_harness import REPOSITORY, Served, clean_environment, cli, start_server
+
+from backend.runtime.bundle import CheckpointPlace
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +82,25 @@ def following(served: Served, run: str, *options: str) -> Iterator[subprocess.Po
         finally:
             if follower.poll() is None:
                 follower.kill()
+
+
+def test_a_run_is_resumed_by_number_and_what_cannot_be_is_named(served: Served) -> None:
+    for arguments in (("resume", "1"), ("runs", "create", "--resume-from", "1:last"), ("save", "1")):
+        refused = served.cli(*arguments)
+        assert refused.returncode == 1, refused
+        assert "error:" in refused.stderr
+    made = served.cli("runs", "create", "digits.py:Digits", "--name", "first")
+    number = made.stdout.strip()
+    assert "has no complete checkpoint" in served.cli("resume", number, "--from", "best").stderr
+    assert "nothing has been trained yet" in served.cli("save", number).stderr
+    served.cli("abort", number, "--yes")
+    save(CheckpointPlace(served.data_dir, int(number)), 3, [1.0], job="digits.py:Digits", run_id=int(number))
+    again = served.cli("resume", number, "--set", "epochs=5")
+    assert again.returncode == 0, again.stderr
+    assert f"goes on from checkpoint 3 of run {number}" in again.stderr
+    view = json.loads(served.cli("status", again.stdout.strip(), "--json").stdout)
+    assert (view["name"], view["config"]["epochs"], view["job"]) == ("first", 5, "digits.py:Digits")
+    served.cli("abort", again.stdout.strip(), "--yes")
 
 
 def test_events_are_followed_to_the_end_of_the_run(served: Served) -> None:

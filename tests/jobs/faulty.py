@@ -21,7 +21,6 @@ class Faulty(Job):
         rank: int = 1  # the rank that fails; -1 for all
         at: int = 7  # batch on that rank, from 0
         seconds: int = 3600  # of a hold
-        sleep_ms: float = 0.0  # every batch of every rank takes at least so long
 
     def __init__(self, params):
         super().__init__(params)
@@ -41,8 +40,6 @@ class Faulty(Job):
         if self.params.rank in (rank, -1) and self.batches == self.params.at:
             kinds = self.params.kind.split()
             fail(kinds[rank % len(kinds)], self.params.seconds)
-        if self.params.sleep_ms:
-            time.sleep(self.params.sleep_ms / 1000)
         self.batches += 1
         return -model.weight.sum()
 

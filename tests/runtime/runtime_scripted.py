@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from backend.core.config import RunConfig
+from backend.core.preview import Outlook
 from backend.core.vocabulary import Effect, End, Event
 
 Answer = Callable[[Event, float], list[Effect]]
@@ -54,6 +56,9 @@ class ScriptedCore:
 
     def snapshot(self, now: float) -> dict[str, Any]:
         return {"phase": self.phase, "epochs": 1, "ranks": []}
+
+    def outlook(self) -> Outlook:
+        return Outlook(ranks=(), config=RunConfig(job="toy.py:Toy"), dataset_size=0, model_bytes=0)
 
     async def until(self, condition: Callable[[list[Event]], bool], seconds: float = 5.0) -> list[Event]:
         """Wait until the events so far satisfy the condition."""

@@ -383,7 +383,7 @@ async def test_what_a_dead_controller_left_running_is_interrupted_at_the_next_st
 async def test_a_checkpoint_that_cannot_be_written_comes_back_as_an_event(tmp_path: Path) -> None:
     from backend.core.vocabulary import CheckpointWritten
 
-    core = answering(WriteCheckpoint(1, "test", b"", {"layout": []}), SendHost(0, ACCEPT))
+    core = answering(WriteCheckpoint(1, "test", (), {"layout": []}, -1), SendHost(0, ACCEPT))
     async with site(tmp_path, core=lambda: core) as where:
         run_id = await where.controller.create_run(config())
         await joined(where, core)

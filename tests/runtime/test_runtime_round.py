@@ -32,6 +32,7 @@ from wire.messages import (
     RunEnded,
     Shutdown,
     StartChunk,
+    StateTaken,
     SyncAck,
     Update,
     WorldFormed,
@@ -71,12 +72,12 @@ class Rank:
                     await self._contribute(message)
                 case RoundCommitted(realized=realized):
                     await self._adopt(message, realized)
-                case Update():
+                case Update() | StateTaken():
                     continue
                 case Evaluate(epoch=epoch):
                     await control.say(EvalResult(epoch, {"accuracy": 0.5}, 1.0), self.rank)
                 case RequestLocalState(checkpoint=checkpoint):
-                    body = safetensors.torch.save({"count": torch.tensor(7)})
+                    body = safetensors.torch.save({"model.count": torch.tensor(7)})
                     await control.say(LocalState(checkpoint, 0, 1, body), self.rank)
                 case Shutdown(reason=reason):
                     self.ends.append(reason)
@@ -145,7 +146,7 @@ async def test_a_run_from_dial_in_to_a_checkpoint(tmp_path: Path) -> None:
         queries = controller.store.queries
         rounds = await asyncio.to_thread(queries.rounds, run_id)
         epochs = await asyncio.to_thread(queries.epochs, run_id)
-        (checkpoint,) = await asyncio.to_thread(queries.checkpoints, run_id)
+        first, checkpoint = await asyncio.to_thread(queries.checkpoints, run_id)
 
     assert (row["phase"], row["name"]) == ("done", "march")
     assert row["started_at"] <= row["ended_at"]
@@ -159,6 +160,7 @@ async def test_a_run_from_dial_in_to_a_checkpoint(tmp_path: Path) -> None:
         np.testing.assert_array_equal(rank.arena[:6], PARAMS + np.float32(expected))
     assert {entry["bytes_up"] for entry in full} == {2 * 4 * ELEMENTS}
 
+    assert (first["reason"], first["epoch"], checkpoint["epoch"]) == ("after epoch 1", 1, 2)
     path = tmp_path / "var" / checkpoint["path"]
     state = safetensors.torch.load_file(path)
     assert torch.equal(state["w"], torch.from_numpy(ranks[0].arena[:6].reshape(2, 3).copy()))

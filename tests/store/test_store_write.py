@@ -152,7 +152,9 @@ def test_a_row_that_fails_takes_no_neighbour_with_it(store: Store, run: int) -> 
         ("nonsense", {}, "unknown_table", "nonsense"),
         ("events", {"kind": "note", "level": "info"}, "missing_column", "text"),
         ("hosts", {"name": "alpha"}, "missing_column", "host"),
-        ("checkpoints", {"checkpoint": 1}, "missing_column", "path"),
+        ("scalars", {"step": 1}, "missing_column", "name"),
+        ("checkpoints", {"path": "model"}, "missing_column", "checkpoint"),
+        ("checkpoints", {"checkpoint": 1}, "row_refused", "path"),
         ("rounds", {"round": "3"}, "bad_value", "rounds.round"),
         ("rounds", {"round": True}, "bad_value", "rounds.round"),
         ("rounds", {"round": 1, "bytes_up": 2**63}, "bad_value", "rounds.bytes_up"),
@@ -357,10 +359,13 @@ def test_an_epochs_time_is_that_of_its_end_not_of_its_evaluation(store: Store, r
     assert store.queries.epochs(run)[0]["at"] == "2026-11-30T12:00:00.123Z"
 
 
-def test_a_checkpoint_number_is_given_once(store: Store, run: int) -> None:
+def test_a_checkpoint_that_is_removed_keeps_its_row_and_its_time(store: Store, run: int, wall: Wall) -> None:
     row = {"checkpoint": 1, "path": "model", "bytes": 3 * 2**40}
-    assert store.write(run, "checkpoints", row, durable=True).result(10)["bytes"] == 3 * 2**40
-    assert error_of(store.write(run, "checkpoints", row, durable=True)).code == "row_refused"
+    first = store.write(run, "checkpoints", row, durable=True).result(10)
+    assert (first["bytes"], first["pruned"]) == (3 * 2**40, None)
+    wall.now += 60
+    store.write(run, "checkpoints", {"checkpoint": 1, "pruned": True}, durable=True).result(10)
+    assert store.queries.checkpoints(run) == [first | {"pruned": True}]
 
 
 def test_a_runs_number_is_never_used_twice(store: Store, run: int, look: Look) -> None:

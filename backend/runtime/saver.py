@@ -1,0 +1,82 @@
+"""What a served run does about checkpoints: states in, bundles to the disk, states out to the ranks of a resumed run.
+
+The disk has a thread of its own; a rank may send its next part when the last one is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from backend.core.vocabulary import CheckpointWritten, KeepState, OpenCheckpoint, SendState, WriteCheckpoint
+from backend.runtime.bundle import read_part, state_file
+from backend.runtime.checkpoint import CheckpointWriter, Committed
+from wire.errands import PART_BYTES
+from wire.messages import Message, SavedState, StateTaken
+
+SaveEffect = OpenCheckpoint | KeepState | WriteCheckpoint | SendState
+
+log = logging.getLogger(__name__)
+
+
+class Saver:
+    """Performs the core's save effects. Every method is called on the event loop's thread and returns at once."""
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        committed: Callable[[], Committed],
+        send: Callable[[int, Message], None],
+        written: Callable[[CheckpointWritten], None],
+    ) -> None:
+        """``send`` takes a rank and a message; ``written`` is called on the loop's thread."""
+        self._writer = writer
+        self._committed = committed
+        self._send = send
+        self._written = written
+        self._loop = asyncio.get_running_loop()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def perform(self, effect: SaveEffect, number: int = 0) -> None:
+        """Do one. ``number`` is the checkpoint that a resumed run started from."""
+        match effect:
+            case OpenCheckpoint(checkpoint=checkpoint):
+                self._submit(self._writer.open, checkpoint, self._committed())
+            case KeepState(checkpoint=checkpoint, rank=rank, part=part, data=data):
+                kept = self._submit(self._writer.keep, checkpoint, rank, data)
+                grant = StateTaken(checkpoint=checkpoint, part=part)
+                kept.add_done_callback(lambda _: self._later(self._send, rank, grant))
+            case WriteCheckpoint():
+                future = self._submit(self._writer.write, effect)
+                future.add_done_callback(lambda done: self._later(self._written, done.result()))
+            case SendState():
+                self._send_state(effect, number)
+
+    def close(self) -> None:
+        """The run is over: what was begun and not written is removed."""
+        self._submit(self._writer.drop)
+        self._disk.shutdown(wait=False)
+
+    def _send_state(self, effect: SendState, number: int) -> None:
+        path = self._writer.place.bundle(number) / state_file(effect.saved_rank)
+
+        def send(done: Future[tuple[int, bytes]]) -> None:
+            error = done.exception()
+            if error is not None:
+                # Without it the optimizer begins anew, which the rank says; a run that waits for ever would be worse.
+                log.error("the state saved of rank %d cannot be read: %s", effect.saved_rank, error)
+            parts, data = done.result() if error is None else (0, b"")
+            saved = SavedState(part=effect.part, parts=parts, data=data, own=effect.own)
+            self._later(self._send, effect.rank, saved)
+
+        self._submit(read_part, path, effect.part, PART_BYTES).add_done_callback(send)
+
+    def _submit(self, act: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        return self._disk.submit(act, *arguments)
+
+    def _later(self, act: Callable[..., None], *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(act, *arguments)
