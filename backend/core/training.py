@@ -145,6 +145,10 @@ class Training:
         """Batches that the rank did since the last round."""
         return self.ledger.steps(rank)
 
+    def holds_work(self, rank: int) -> bool:
+        """Whether the rank has a chunk that it did not report as done."""
+        return self.pool is not None and self.pool.in_flight(rank)
+
     def worked(self) -> bool:
         """Whether a living rank did a batch since the last round."""
         return any(self.steps(rank) > 0 for rank in self.world.alive())
