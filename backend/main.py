@@ -20,6 +20,8 @@ from backend.runtime.limits import Limits
 from backend.runtime.server import Server, bind, guarded
 from backend.runtime.settings import Settings
 from backend.store import OpenError, Store, sqlite_url
+from wire import failpoints
+from wire.allocator import keep_freed_memory
 
 DATABASE_FILE = "marchline.sqlite3"
 EXIT_SETTINGS = 2
@@ -79,6 +81,7 @@ def serve(settings: Settings, announce: Announce | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("uvicorn.error", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    failpoints.arm_or_exit(os.environ)
     try:
         # The port first: of two controllers by mistake, the second must not get as far as the database.
         with bind(settings.host, settings.port) as listener:
@@ -90,6 +93,7 @@ def serve(settings: Settings, announce: Announce | None = None) -> int:
 
 
 def _serve(listener: socket.socket, settings: Settings, announce: Announce) -> None:
+    keep_freed_memory()
     controller, app = build(settings)
     log.info("the store is %(where)s (%(dialect)s %(version)s)", controller.store.describe())
     url = base_url(settings)

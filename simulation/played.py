@@ -7,7 +7,10 @@ value and a rank that adopted another one is found out.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import nan
 from typing import Any, Protocol
 
 from backend.core.config import RunConfig
@@ -52,6 +55,11 @@ class PlayedHost:
     told: list[Any] = field(default_factory=list)
     ranks: list[PlayedRank] = field(default_factory=list)
 
+    @property
+    def address(self) -> str:
+        """As the controller sees it."""
+        return f"10.0.{self.link >> 8}.{self.link & 255}"
+
 
 @dataclass(slots=True)
 class Packed:
@@ -87,8 +95,16 @@ class Setting(Protocol):
         """The consensus is adopted; the controller hears of it at that moment."""
         ...
 
+    def survives(self, played: PlayedRank, batch: Batch) -> bool:
+        """Whether the rank comes through this batch."""
+        ...
+
     def trained(self, played: PlayedRank, batch: Batch) -> None:
         """A batch is done."""
+        ...
+
+    def restarted(self, played: PlayedRank, batches: list[Batch]) -> None:
+        """It starts anew from the consensus; these batches were done in vain."""
         ...
 
     def exited(self, played: PlayedRank) -> None:
@@ -107,6 +123,8 @@ class PlayedRank:
         self.steps = 0
         self.seen: list[Batch] = []
         """batches it trained on, where the theatre keeps them"""
+        self.spoiled = 0
+        """so many of its next batches leave no number in ``w``"""
         self.deaf = False
         """it hears of no chunk any more: a loader that hangs"""
         self._setting = setting
@@ -124,6 +142,11 @@ class PlayedRank:
         """the consensus of the last round; none when nobody had worked"""
         self.adopted_round: int | None = None
         """which one that was"""
+        self._base = 0.0
+        """the consensus of the last round in which somebody had worked"""
+        self._refused: list[Batch] | None = None
+        """batches behind what it packed and the round refused"""
+        self._said_until = 0.0
         self._halted = False
         """the round interrupted a chunk"""
         self._held_until = 0.0
@@ -132,6 +155,11 @@ class PlayedRank:
         self._started_at = 0.0
         self._elapsed = 0.0
         self._stall = 0.0
+        self._known: deque[Batch] = deque(maxlen=64)
+        """the newest chunks that it was given: a plan may come twice"""
+        self.stopped = False
+        """its process stands still: what is to happen to it waits"""
+        self._backlog: list[Callable[[], None]] = []
         setting.meter.join(rank, pace.solo_ms)
 
     @property
@@ -145,12 +173,35 @@ class PlayedRank:
         self._alive = alive
 
     @property
-    def packed_batches(self) -> list[Batch]:
-        """Batches behind the contribution in its arena."""
-        return self._packed.batches if self._packed else []
+    def state(self) -> str:
+        """What its agent reads of it."""
+        if self._packed is not None and not self._setting.overlap:
+            return "reducing"
+        return "idle" if self._chunk is None else "working"
+
+    def stop(self) -> None:
+        """The process is stopped (SIGSTOP, or user code that holds it up); nobody is told."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """It runs again, and takes up what came meanwhile, in order."""
+        self.stopped = False
+        backlog, self._backlog = self._backlog, []
+        for act in backlog:
+            self.when_running(act)
+
+    def when_running(self, act: Callable[[], None]) -> None:
+        """Do this now or, while the process is stopped, once it runs again; never when it is dead."""
+        if self.stopped:
+            self._backlog.append(act)
+        elif self._alive:
+            act()
 
     def receive(self, message: Message) -> None:
         """Do what the controller says."""
+        if self.stopped:
+            self._backlog.append(partial(self.receive, message))
+            return
         setting = self._setting
         soon = setting.stage.now + self.host.line.latency_seconds
         match message:
@@ -164,7 +215,13 @@ class PlayedRank:
                 setting.say(self, LocalState(checkpoint=checkpoint, part=0, parts=1, data=b"local"), soon)
             case Shutdown():
                 setting.say(self, Exiting(steps=self.steps), soon)
-                setting.stage.after(LEAVING_SECONDS, setting.exited, self, order=self.rank)
+                leave = partial(self.when_running, partial(setting.exited, self))
+                setting.stage.after(LEAVING_SECONDS, leave, order=self.rank)
+
+    def in_order(self, when: float) -> float:
+        """When a word arrives that would, on a free line, at this moment: none overtakes another."""
+        self._said_until = max(when, self._said_until)
+        return self._said_until
 
     def pause(self, seconds: float) -> None:
         """The device stands still: the batch at hand, or the next one, takes so much longer."""
@@ -175,6 +232,9 @@ class PlayedRank:
 
     def adopt(self, value: float | None) -> None:
         """The round is committed; ``value`` is its consensus, none when nobody worked."""
+        if self.stopped:
+            self._backlog.append(partial(self.adopt, value))
+            return
         if self._packed is None:
             return
         if self._chunk is not None and not self._halted:
@@ -186,8 +246,10 @@ class PlayedRank:
     # ------------------------------------------------------------------------------------------------- batches
 
     def _start(self, chunk: StartChunk) -> None:
-        if self.deaf:
+        known = (chunk.epoch, chunk.offset, chunk.size)
+        if self.deaf or known in self._known:
             return
+        self._known.append(known)
         if self._chunk is not None or (self._packed is not None and not self._setting.overlap):
             self._waiting.append(chunk)
         else:
@@ -212,6 +274,9 @@ class PlayedRank:
         setting = self._setting
         if not self._alive:
             return
+        if self.stopped:
+            self._backlog.append(partial(self._batch_done, chunk, cost))
+            return
         if self._stall:
             longer = self._stall * 1000
             cost = BatchCost(cost.compute_ms + longer, cost.data_ms, cost.solo_ms + longer)
@@ -221,8 +286,11 @@ class PlayedRank:
             return
         samples = min(setting.batch_size, chunk.offset + chunk.size - self._position)
         batch = (chunk.epoch, self._position, samples)
+        if not setting.survives(self, batch):
+            return
         self._position += samples
-        self.w += 1
+        self.w += nan if self.spoiled else 1
+        self.spoiled = max(0, self.spoiled - 1)
         self.steps += 1
         self._fresh.append(batch)
         setting.trained(self, batch)
@@ -276,6 +344,9 @@ class PlayedRank:
 
     def _request(self, request: RequestParams) -> None:
         if self._packed is not None and self._packed.round == request.round:
+            if request.excluded and self._refused is None:
+                self._refused = self._packed.batches
+                self._packed = replace(self._packed, batches=[], steps=0)
             self._hand_over(request, self._packed, 0.0)  # only the attempt is new
         elif self._chunk is not None and not self._halted:
             self._asked = (request, self._setting.stage.now)
@@ -300,7 +371,11 @@ class PlayedRank:
         assert packed is not None
         self._packed = self._result = None
         self.adopted, self.adopted_round = value, packed.round
-        if value is not None:
+        self._base = self._base if value is None else value
+        if self._refused is not None:
+            setting.restarted(self, [*self._refused, *self._fresh])
+            self.w, self._fresh, self._refused = self._base, [], None
+        elif value is not None:
             self.w = self._written_back(value, packed.w)
         seconds = setting.cost.load_seconds
         self._spend(seconds)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from simulation.script import HOST_ACTS, RANK_ACTS, Act, HostLine, Script
+from simulation.acts import HOST_ACTS, RANK_ACTS
+from simulation.script import Act, HostLine, Script
 from simulation.trial import Failure, hold
 
 MOST_PLAYS = 400
@@ -14,7 +15,7 @@ MOST_PLAYS = 400
 NUMBERS = ("epochs", "samples", "batch_size", "initial_anchor")
 SETTINGS = (
     *("max_failure", "max_batch_diff", "fixed_counts", "speed_hint", "guard", "gamma", "reduce", "model_mb"),
-    *("uplink_mbit", "mode", "divergence", "lr", "local", "checkpoint_error"),
+    *("uplink_mbit", "mode", "divergence", "lr", "local", "checkpoint_error", "non_finite"),
 )
 """what a script may do without"""
 

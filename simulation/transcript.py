@@ -21,6 +21,13 @@ HIDDEN_FIELDS = frozenset(
         *("keep", "manifest"),
     }
 )
+HIDDEN_WHEN_FALSE = frozenset(
+    {
+        *("relay_only", "excluded", "frozen", "encoding"),
+        *("memory_kills", "memory_limit_bytes", "seen_seconds_ago"),
+    }
+)
+"""rare: worth a word only where they hold"""
 
 Entry = tuple[float, str, Event | Effect]
 """when, ``event`` or ``effect``, and which"""
@@ -87,6 +94,7 @@ def _effect(item: Any) -> str:
 
 def _words(values: dict[str, Any]) -> str:
     shown = {key: value for key, value in values.items() if key not in HIDDEN_FIELDS and value not in ("", None)}
+    shown = {key: value for key, value in shown.items() if value or key not in HIDDEN_WHEN_FALSE}
     return " ".join(f"{key}={_compact(value)}" for key, value in shown.items())
 
 

@@ -19,8 +19,14 @@ class Watcher:
     def effect(self, now: float, effect: Effect) -> None:
         """The core said so, and it is about to be performed."""
 
+    def handled(self, now: float, event: Event, effects: list[Effect]) -> None:
+        """The core was told, and all that it said is performed."""
+
     def trained(self, rank: int, batch: Batch) -> None:
         """A rank trained on a batch."""
+
+    def restarted(self, rank: int, batches: list[Batch]) -> None:
+        """A rank starts anew from the consensus; these batches, since the last round, were done in vain."""
 
     def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
         """A round is committed: its number, its sum, and the batches behind each rank's contribution."""

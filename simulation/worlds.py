@@ -53,6 +53,7 @@ def draw(seed: int) -> Script:
         run["speed_hint"] = f"{dice.randrange(ranks)},{dice.choice([1.5, 4.0, 64.0])}"
     script.run = {key: str(value) for key, value in run.items()}
     script.acts = list(_acts(dice, script, batches * epochs))
+    _spoil(random.Random(f"{seed}/nan"), script)
     return script
 
 
@@ -98,6 +99,16 @@ def _acts(dice: random.Random, script: Script, batches: int) -> Iterator[Act]:
             at = formed + dice.uniform(0.0, seconds)
         moment = (dice.choice(["open", "commit"]), dice.choice([-1, 0, 1, 2, 5, 9])) if dice.random() < 0.3 else None
         yield Act(moment or round(at, 4), _what(dice, script, paces))
+
+
+def _spoil(dice: random.Random, script: Script) -> None:
+    """Ranks turn NaN, in every third world; by dice of their own, so that the world is otherwise what it was."""
+    for _ in range(dice.choice([0, 0, 0, 0, 1, 2, 5])):
+        moment = (dice.choice(["open", "commit"]), dice.choice([-1, 0, 0, 1, 2, 3, 5]))
+        batches = dice.choice([1, 1, 3, 1000])
+        script.acts.append(Act(moment, ["nan", str(dice.randrange(script.ranks)), str(batches)]))
+    if dice.random() < 0.1:
+        script.run["non_finite"] = "stop"
 
 
 def _what(dice: random.Random, script: Script, paces: list[float]) -> list[str]:

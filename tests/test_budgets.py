@@ -16,7 +16,7 @@ MODULE_LINES, FUNCTION_LINES, INIT_ARGUMENTS = 400, 50, 8
 SCRIPT_LINES, STYLE_LINES = 300, 800
 
 OVER: dict[str, int] = {
-    "wire/messages.py": 460,  # the one file of all messages, on purpose
+    "wire/messages.py": 480,  # the one file of all messages, on purpose
 }
 """``file`` or ``file:function`` -> what it may have at most"""
 

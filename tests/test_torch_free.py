@@ -35,7 +35,7 @@ def test_the_block_works() -> None:
     "modules",
     [
         "backend.main, backend.cli.app, backend.demo, backend.api.app, backend.reduce",
-        "worker, worker.agent, worker.relay, worker.devices",
+        "worker, worker.agent, worker.relay, worker.site, worker.devices",
         "wire.session, wire.schema",
     ],
 )

@@ -27,7 +27,7 @@ Wire version {WIRE_VERSION}. Every websocket binary message is exactly one frame
 |---|---|---|---|
 | join | `/ws/join` | agent and controller | the join token |
 | control | `/ws/control` | a host's relay and controller | the run's secret |
-| data | `/ws/data` | a host's relay and controller | the run's secret |
+| data | `/ws/data` | a host's relay and controller, or the relay-only host between | the run's secret |
 | host socket | unix socket in the host's private directory | a rank and its relay | nothing: u32 length, then msgpack |
 """
 

@@ -124,6 +124,10 @@ class HostHeartbeat(Message, frozen=True):
     """agent -> controller, every second: the host lives, and how far each of its ranks is."""
 
     ranks: list[RankProgress]
+    late: int = 0
+    """how often the controller's word came more than a whole heartbeat late"""
+    worst_late_seconds: float = 0.0
+    """the worst of it: the longest silence, less a heartbeat"""
 
 
 class ControllerHeartbeat(Message, frozen=True):
@@ -161,7 +165,8 @@ class RelayHello(Message, frozen=True):
 
 
 class RelayWelcome(Message, frozen=True):
-    """controller -> relay, on both of its links: the link is attached.
+    """controller -> relay, on both of its links: the link is attached. A relay-only host says so on data links that end
+    there, and offers no memory.
 
     On the data link the controller may offer its memory: a relay that can open ``proof_path`` and finds ``proof`` there
     runs on the same machine as the same user, and answers with ``SharedMemory``.
@@ -189,7 +194,10 @@ class ChildAttached(Message, frozen=True):
 
 
 class ChildLost(Message, frozen=True):
-    """relay -> controller on the data link: I am a relay-only host, and this host's data link to me is over."""
+    """relay -> controller on the data link: I am a relay-only host, and this host's data link to me is over.
+
+    controller -> relay: this host's data link must end, because its claim is refused or the host is out of the run.
+    """
 
     host: int
     reason: str
@@ -411,7 +419,8 @@ class RankFailed(Message, frozen=True):
 
 
 class DeclareDead(Message, frozen=True):
-    """controller -> relays and ranks: this rank is out; its frames are refused from now on."""
+    """controller -> relays and ranks: this rank is out; its frames are refused from now on. controller -> agent of its
+    host: end what is left of it."""
 
     rank: int
     reason: str

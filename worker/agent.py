@@ -6,6 +6,7 @@ It uses no CUDA and imports no torch, so a GPU that hangs, or user code that hol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -15,8 +16,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from worker.exits import ExitCode
+from worker.host import Host
 from worker.join_link import JoinLink, Refused, Target, Unreachable
-from worker.membership import Membership, Offer, Outcome, Waits
+from worker.membership import Membership, Offer, Outcome, Start, Waits
+from worker.pulse import Pulse
 from worker.shared_dir import reap_abandoned
 from worker.signals import leaving_signals
 
@@ -46,19 +49,34 @@ class Patience:
 class Agent:
     """One agent. ``run`` ends with the process's exit code."""
 
-    def __init__(self, target: Target, offer: Offer, patience: Patience, waits: Waits) -> None:
+    def __init__(
+        self, target: Target, offer: Offer, patience: Patience, waits: Waits, start: Start = Host.start
+    ) -> None:
         self.target = target
         self.offer = offer
         self.patience = patience
         self.waits = waits
+        self.moved = Pulse()
+        """fired when ``run_id`` may have changed"""
+        self._start = start
         self._membership: Membership | None = None
+        self._knocked = asyncio.Event()
         self._signals = 0
+
+    @property
+    def run_id(self) -> int | None:
+        """The run that this host is in."""
+        return None if self._membership is None else self._membership.run_id
+
+    def knock(self) -> None:
+        """Dial now, if this agent waits to dial again."""
+        self._knocked.set()
 
     async def run(self) -> ExitCode:
         """Dial, take part, and dial again if told to persist. Ctrl-C, SIGTERM or SIGHUP leaves; a second one kills."""
         for left in reap_abandoned(time.time()):
             log.info("removed %s, which a killed agent left behind", left)
-        devices = ", ".join(device.device.id for device in self.offer.devices)
+        devices = ", ".join(device.device.id for device in self.offer.devices) or "the relay"
         log.info("offering %s of %s to %s", devices, self.offer.name, self.target.base)
         work = asyncio.create_task(self._work())
         async with self._signals_end(work):
@@ -81,7 +99,13 @@ class Agent:
             failures = 0 if outcome.admitted else failures + 1
             pause = self.patience.back_off_seconds(max(0, failures - 1))
             log.info("dialling again in %g s", pause)
-            await asyncio.sleep(pause)
+            await self._rest(pause)
+
+    async def _rest(self, seconds: float) -> None:
+        self._knocked.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._knocked.wait()
 
     async def _one_membership(self) -> Outcome:
         try:
@@ -90,11 +114,13 @@ class Agent:
             return Outcome(refused.code, str(refused), retry=False)
         except Unreachable as error:
             return Outcome(ExitCode.LOST, f"gave up: {error}", retry=True)
-        self._membership = Membership(link, self.target, self.offer, self.waits)
+        self._membership = Membership(link, self.target, self.offer, self.waits, self._start)
+        self._membership.moved = self.moved
         try:
             return await self._membership.run()
         finally:
             self._membership = None
+            self.moved.fire()
 
     async def _dial(self) -> JoinLink:
         """Connect, trying again while nobody answers. Raises ``Refused``, ``Unreachable``."""

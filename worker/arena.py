@@ -151,15 +151,18 @@ class Arena:
         """Take the consensus in this file into the model in place, and say how far what was packed lay from it.
 
         A rank that trained on since it packed says by ``ahead`` what becomes of that. A section that is not adopted
-        keeps what it holds; without any (a round without work) no file is read. Raises ``ArenaError`` before
-        ``create_out``, when the file does not fit the model, or for ``ahead`` without a snapshot.
+        keeps what it holds; without any (a round without work) no file is read. Without a file, it is the one that was
+        adopted last. Raises ``ArenaError`` before ``create_out``, when the file does not fit the model, when there is
+        none, or for ``ahead`` without a snapshot.
         """
         if ahead is not None and not (self._overlap and self._packed):
             raise ArenaError("there is no snapshot; pack in a mode that overlaps before training on")
         values = self._mapped()
         if not (params or buffers):
             return unmoved(values[: self.params_elements])
-        agreed = self._files.read(str(consensus))
+        agreed = self._files.read(str(consensus)) if consensus else self._base
+        if agreed is None:
+            raise ArenaError("there is no consensus that could be taken again; none was adopted yet")
         places = [place for place in self._places() if (params if place.is_param else buffers)]
         if not params:
             before = unmoved(values[: self.params_elements])

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wire import failpoints
 from worker.agent import CONNECT_ATTEMPTS, Agent, Patience
 from worker.devices import DeviceError, find_devices
 from worker.environment import TOKEN_VARIABLE
@@ -21,8 +22,11 @@ from worker.join_link import Refused, Target, base_url
 from worker.membership import Offer, Waits
 from worker.output import output_that_never_waits
 from worker.probing import PROBE_SECONDS
+from worker.site import Site
+from worker.site_listen import ListenError, listen_address, listening
 from worker.versions import host_versions
 
+DEFAULT_LISTEN = ":8471"
 SCALE_VARIABLE = "MARCHLINE_TIME_SCALE"
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         if arguments[:1] == ["job"]:
             return _job(_job_parser().parse_args(arguments[1:]))
         return _agent(_agent_parser().parse_args(arguments), environment)
-    except (UsageError, DeviceError) as error:
+    except (UsageError, DeviceError, ListenError) as error:
         print(f"worker: {error}", file=sys.stderr)
         return ExitCode.USAGE
     except Refused as refused:
@@ -49,6 +53,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _agent(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    listen = _listen(options)
     offer = _offer(options)
     if options.dry_run:
         print(json.dumps(_announcement(offer), indent=2))
@@ -67,7 +72,29 @@ def _agent(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     waits = Waits(reply=30 * scale, probe=PROBE_SECONDS * scale)
     with output_that_never_waits():
         _log_to_stderr(options.log_level)
-        return asyncio.run(Agent(target, offer, patience, waits).run())
+        failpoints.arm_or_exit(environment)
+        if listen is None:
+            return asyncio.run(Agent(target, offer, patience, waits).run())
+        return asyncio.run(_relay_only(target, offer, patience, waits, listening(*listen)))
+
+
+async def _relay_only(
+    target: Target, offer: Offer, patience: Patience, waits: Waits, listener: socket.socket
+) -> ExitCode:
+    return await Site(target, offer, patience, waits, listener).run()
+
+
+def _listen(options: argparse.Namespace) -> tuple[str, int] | None:
+    """Where a relay-only host listens; none for one with devices. Raises ``UsageError`` for flags at odds."""
+    if not options.relay_only:
+        if options.listen is not None:
+            raise UsageError("--listen is for a relay-only host: add --relay-only, or leave it out")
+        return None
+    for flag in ("devices", "emulate_ms_per_batch"):
+        if getattr(options, flag) is not None:
+            text = f"--{flag.replace('_', '-')} has no place beside --relay-only: such a host trains nothing"
+            raise UsageError(f"{text}; start a second worker for this host's devices")
+    return listen_address(options.listen or DEFAULT_LISTEN)
 
 
 def _log_to_stderr(level: str) -> None:
@@ -90,12 +117,14 @@ def _offer(options: argparse.Namespace) -> Offer:
     emulate = options.emulate_ms_per_batch
     if emulate is not None and not (math.isfinite(emulate) and emulate > 0):
         raise UsageError(f"--emulate-ms-per-batch must be above 0, not {emulate}")
+    alone = options.relay_only
     return Offer(
-        name=options.name or socket.gethostname(),
-        devices=tuple(find_devices(options.devices)),
+        name=options.name or socket.gethostname() + ("-relay" if alone else ""),
+        devices=() if alone else tuple(find_devices(options.devices or "all")),
         job_dir=job_dir,
         run=options.run,
         emulate_ms_per_batch=emulate,
+        relay_only=alone,
         stream_data=options.stream_data,
     )
 
@@ -111,6 +140,7 @@ def _announcement(offer: Offer) -> dict[str, Any]:
         "job_dir": str(offer.job_dir),
         "run": offer.run,
         "emulate_ms_per_batch": offer.emulate_ms_per_batch,
+        "relay_only": offer.relay_only,
         "stream_data": offer.stream_data,
     }
 
@@ -159,7 +189,7 @@ def _agent_parser() -> argparse.ArgumentParser:
     secret.add_argument("--token", help=f"the join token; better kept in a file or in {TOKEN_VARIABLE}")
     secret.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds the join token")
     add("--name", default="", help="this host's name in the cohort (default: its host name)")
-    add("--devices", default="all", help="all, cpu, cpu:N, or GPU numbers or UUIDs like 0,2 (default: all)")
+    add("--devices", help="all, cpu, cpu:N, or GPU numbers or UUIDs like 0,2 (default: all)")
     add("--job-dir", type=Path, default=Path(), metavar="DIR", help="jobs are loaded from below it (default: here)")
     add("--run", type=int, metavar="ID", help="join this run (default: the earliest open window)")
     add(
@@ -168,6 +198,8 @@ def _agent_parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="pad each step to play a slower device; shown everywhere",
     )
+    add("--relay-only", action="store_true", help="train nothing: fold the data of hosts that join through this one")
+    add("--listen", metavar="HOST:PORT", help=f"where a relay-only host listens (default: {DEFAULT_LISTEN})")
     add(
         "--stream-data",
         action="store_true",

@@ -6,7 +6,8 @@
     working    (chunk done)                 idle             ChunkDone, or the next waiting chunk
     idle       RequestParams                reducing         Pack
     working    RequestParams                reducing         Pack; the chunk goes on after the round
-    reducing   RequestParams, same round    reducing         Resend: the arena is untouched, only the attempt is new
+    reducing   RequestParams, same round    reducing         Resend: the arena is untouched, only the attempt is new;
+                                                             as ``excluded``, a declaration of no work
     reducing   StartChunk                   reducing         none: it waits for the round
     reducing   RoundCommitted               idle or working  Adopt
     any        Update                       same             SetClock
@@ -21,6 +22,9 @@ In the asynchronous modes (``overlap``) a round stops nobody: RequestParams pack
 on, StartChunk starts at once, and RoundCommitted is adopted between two batches. Whatever was done since the arena was
 packed is *ahead* of the round; it counts in the next one.
 
+A rank whose contribution was refused is asked again as ``excluded``. It starts anew from the consensus: what it did
+since the last round, whatever came after the arena was packed included, counts nowhere.
+
 No clock, no tensors, no I/O. A message that has no row raises ``IllegalMessage``: somebody has a bug, and a
 rank that guesses would spoil the consensus.
 """
@@ -30,6 +34,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from wire.mass import gamma_mass, mover_mass
 from wire.messages import (
@@ -46,6 +52,9 @@ from wire.messages import (
     StartChunk,
     Update,
 )
+
+REMEMBERED = 64
+"""chunks; a plan that is issued again is one of those that the controller has not heard to be done"""
 
 
 class State(StrEnum):
@@ -101,8 +110,10 @@ class Adopt:
     buffers: bool
     ahead: bool = False
     """batches were done since the arena was packed; what they changed must not be lost, as far as the policy says so"""
+    restart: bool = False
+    """what this rank holds is spoilt: take all of the last consensus, and forget the optimizer's state"""
     consensus: str = ""
-    """the file that holds it"""
+    """the file that holds it; none for what was adopted last"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +161,11 @@ class Control:
         self.steps_since_round = 0
         self.chunk: StartChunk | None = None
         self._waiting: deque[StartChunk] = deque()
-        self._last_done: tuple[int, int, int] | None = None
+        self._done: deque[tuple[int, int, int]] = deque(maxlen=REMEMBERED)
+        """the newest chunks that are done: no range is dealt to one rank twice, but its plan may come again"""
         self._snapshot: SnapshotReady | None = None
         self._packed_steps = 0
+        self._excluded = False
         self._last_round: int | None = None
 
     def receive(self, message: Message) -> list[Action]:  # noqa: C901 one match, a line a case
@@ -190,13 +203,13 @@ class Control:
         if self.state is not State.WORKING or self.chunk is None:
             raise AssertionError(f"no chunk is in work while {self.state}")
         done = ChunkDone(epoch=self.chunk.epoch, offset=self.chunk.offset, size=self.chunk.size)
-        self._last_done = _range(self.chunk)
+        self._done.append(_range(self.chunk))
         self.chunk = None
         self.state = State.IDLE if self._snapshot is None else State.REDUCING
         return done, self._begin(self._waiting.popleft()) if self._waiting else []
 
     def _start(self, chunk: StartChunk) -> list[Action]:
-        known = {self._last_done, *(_range(queued) for queued in self._waiting)}
+        known = {*self._done, *(_range(queued) for queued in self._waiting)}
         if self.chunk is not None:
             known.add(_range(self.chunk))
         if _range(chunk) in known:
@@ -227,13 +240,9 @@ class Control:
             raise IllegalMessage(request, self.state, f"round {packed.round} is still open")
         if request.attempt <= packed.attempt:
             return []
-        self._snapshot = SnapshotReady(
-            round=request.round,
-            attempt=request.attempt,
-            steps=packed.steps,
-            mass=packed.mass,
-            mover_mass=packed.mover_mass,
-        )
+        self._excluded |= request.excluded
+        worked = {"steps": 0, "mass": 0.0, "mover_mass": 0.0} if self._excluded else {}
+        self._snapshot = msgspec.structs.replace(packed, attempt=request.attempt, **worked)
         return [Resend(self._snapshot)]
 
     def _initial(self, request: RequestParams) -> SnapshotReady:
@@ -257,14 +266,17 @@ class Control:
             if self._last_round is not None and commit.round <= self._last_round:
                 return []
             raise IllegalMessage(commit, self.state, "this rank has no contribution in that attempt")
-        self.steps_since_round -= self._packed_steps  # what the round accepted, and nothing that came after it
+        restart, self._excluded = self._excluded, False
+        # What the round accepted, and nothing that came after it; of a rank that starts anew, all is void.
+        self.steps_since_round -= self.steps_since_round if restart else self._packed_steps
         self._snapshot = None
         self._last_round = commit.round
         adopt = Adopt(
             commit.round,
-            params=commit.realized,
-            buffers=commit.realized and commit.buffers_realized,
+            params=commit.realized or restart,
+            buffers=(commit.realized and commit.buffers_realized) or restart,
             ahead=self.steps_since_round > 0,
+            restart=restart,
             consensus=commit.consensus,
         )
         return [adopt, *self._resume()]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from wire import failpoints
 from wire.messages import (
     BatchDone,
     EvalResult,
@@ -218,6 +219,7 @@ class TrainingLoop:
                 case Train(chunk):
                     self._begin_chunk(chunk)
                 case Pack(ready):
+                    failpoints.identify(round=ready.round, attempt=ready.attempt)
                     self._pack()
                     self._declare(ready)
                 case Resend(ready):
@@ -248,6 +250,7 @@ class TrainingLoop:
     # ------------------------------------------------------------------------------------------ the round
 
     def _pack(self) -> None:
+        failpoints.hit("rank.pack")
         self._enter(State.REDUCING)
         now = self.clock()
         self._count_idle(now)
@@ -259,9 +262,13 @@ class TrainingLoop:
         self._times.pack_ms = (packed - now) * 1000
 
     def _declare(self, ready: SnapshotReady) -> None:
+        failpoints.identify(round=ready.round, attempt=ready.attempt)
+        failpoints.hit("rank.snapshot.before")
         self.link.send(msgspec.structs.replace(ready, still=self._still))
+        failpoints.hit("rank.snapshot.after")
 
     def _adopt(self, order: Adopt) -> None:
+        failpoints.hit("rank.adopt", round=order.round)
         started = self.clock()
         self._count_idle(started)
         ahead = self.options.write_back if order.ahead else None
@@ -272,6 +279,8 @@ class TrainingLoop:
             ahead=ahead,
             hashed=self.options.verify_consensus,
         )
+        if order.restart:
+            self.trainer.restart()
         now = self.clock()
         load_ms = (now - started) * 1000
         since_request_ms = (now - self._times.requested_at) * 1000
@@ -289,6 +298,7 @@ class TrainingLoop:
         )
         self._rest()
         self.link.send(ack)
+        failpoints.hit("rank.ack.after", round=order.round)
 
     def _count_idle(self, now: float) -> None:
         """Where rounds and work overlap, waiting for work is spread over the window; elsewhere it ends in the round."""

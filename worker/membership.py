@@ -11,44 +11,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import msgspec
 
+from wire import failpoints
+from wire.beats import Beats
 from wire.codes import CloseCode
 from wire.messages import (
     Accept,
     ControllerHeartbeat,
+    DeclareDead,
     Hello,
     HostHeartbeat,
     JobOffer,
     Leaving,
     Message,
     ProbeReport,
-    RankExited,
+    RankProgress,
     Reject,
-    RelayExited,
     RunEnded,
     WorldFormed,
 )
 from wire.sealing import run_secret
 from worker.devices import DeviceError, LocalDevice
+from worker.exit_cause import log_exit
 from worker.exits import ExitCode
 from worker.host import PATIENCE_SECONDS, Host, HostOrders
-from worker.join_link import JoinLink, LinkEnded, Refused, Target, Unreachable
+from worker.join_link import JoinLink, LinkEnded, Target
 from worker.probing import PROBE_SECONDS, probe_job
+from worker.pulse import Pulse
+from worker.returning import FINAL, Away, find_again
 from worker.shared_dir import SharedDirError
+from worker.tasks import first_to_end
 from worker.versions import host_versions
 
 FAREWELL_SECONDS = 2.0
-RETURN_PAUSE_SECONDS = 0.5
-_FINAL = frozenset({CloseCode.AUTH, CloseCode.SUPERSEDED, CloseCode.REFUSED, CloseCode.GONE, CloseCode.PROTOCOL})
-"""close codes with which the controller itself ended the link"""
 _PASSING = ("window_closed", "no_open_window", "world_full")
 """refusals that the next run may lift, whatever their flag says"""
 
@@ -83,6 +85,7 @@ class Offer:
     job_dir: Path
     run: int | None = None
     emulate_ms_per_batch: float | None = None
+    relay_only: bool = False
     stream_data: bool = False
     """never share memory with a controller on this machine"""
 
@@ -94,7 +97,29 @@ class Offer:
             versions=host_versions(),
             run=self.run,
             emulate_ms_per_batch=self.emulate_ms_per_batch,
+            relay_only=self.relay_only,
         )
+
+
+class Hosted(Protocol):
+    """What a host runs once the world formed: relay and ranks (``worker.host``), or the fold of a relay-only host."""
+
+    @property
+    def exits(self) -> asyncio.Queue[Message]: ...
+
+    @property
+    def failed_ranks(self) -> list[int]: ...
+
+    def progress(self) -> list[RankProgress]: ...
+
+    async def stop(self, patience_seconds: float = PATIENCE_SECONDS) -> None: ...
+
+    def fence(self, rank: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+Start = Callable[[HostOrders], Awaitable[Hosted]]
 
 
 class _Over(Exception):
@@ -108,14 +133,19 @@ class _Over(Exception):
 class Membership:
     """Lives from the first word on a link to its last. ``run`` may be cancelled: the host then says that it leaves."""
 
-    def __init__(self, link: JoinLink, target: Target, offer: Offer, waits: Waits) -> None:
+    def __init__(self, link: JoinLink, target: Target, offer: Offer, waits: Waits, start: Start = Host.start) -> None:
         self.link = link
         self.target = target
         self.offer = offer
         self.waits = waits
-        self.host: Host | None = None
+        self.host: Hosted | None = None
+        self.moved = Pulse()
+        """fired when this host is admitted"""
+        self._start = start
         self._hosting = asyncio.Event()
         self._hurry = False
+        self._beats: Beats | None = None
+        """the controller's, from Accept on"""
         self._layout: ProbeReport | None = None
         self._accept: Accept | None = None
 
@@ -127,7 +157,7 @@ class Membership:
             log.info("admitted to run %s as host %s; waiting for its world to form", accept.run_id, accept.host_id)
             while True:
                 try:
-                    await _first_to_end(self._obey(accept), self._beat(accept), self._listen_for_silence(accept))
+                    await first_to_end(self._obey(accept), self._beat(accept), self._listen_for_silence(accept))
                 except LinkEnded as ended:
                     accept = await self._return(ended, accept)
         except _Over as over:
@@ -143,6 +173,11 @@ class Membership:
             if self.host is not None:
                 await self.host.stop(0.0 if self._hurry else PATIENCE_SECONDS)
             await self.link.close()
+
+    @property
+    def run_id(self) -> int | None:
+        """The run that admitted this host."""
+        return None if self._accept is None else self._accept.run_id
 
     def kill(self) -> None:
         """End every child at once."""
@@ -161,6 +196,7 @@ class Membership:
                     await self.link.send(self._layout)
                 case Accept():
                     self._accept = message
+                    self.moved.fire()
                     return message
                 case _:
                     self._hear(message)
@@ -198,18 +234,30 @@ class Membership:
 
     async def _obey(self, accept: Accept) -> None:
         """Do what the controller says until it says that it is over."""
+        self._beats = Beats(accept.heartbeat_seconds)
         while True:
             message = await self.link.receive()
+            self._count_beat(self._beats)
             if isinstance(message, WorldFormed):
                 await self._start_host(message, accept)
             else:
                 self._hear(message)
+
+    def _count_beat(self, beats: Beats) -> None:
+        """Any word of the controller is a sign of life; the worst of them is worth a line."""
+        before = max(beats.worst_late_seconds, beats.period)
+        late = beats.heard(self.link.heard_at)
+        if late > before:
+            log.warning("the controller was silent for %.1f s, %.1f s more than usual", late + beats.period, late)
 
     def _hear(self, message: Message) -> None:
         """What can come at any time. Raises ``_Over``."""
         match message:
             case ControllerHeartbeat():
                 return
+            case DeclareDead(rank=rank, reason=reason) if self.host is not None:
+                log.warning("rank %s ends: the cohort goes on without it: %s", rank, reason)
+                self.host.fence(rank)
             case RunEnded():
                 raise _Over(self._ended(message))
             case Reject():
@@ -224,9 +272,10 @@ class Membership:
             log.warning("the world formed twice; the second time was ignored")
             return
         ranks = ", ".join(str(assignment.rank) for assignment in formed.assignments)
-        log.info("the world formed: ranks %s of %s start here", ranks, formed.world_size)
+        here = f"ranks {ranks} of {formed.world_size} start here" if ranks else f"{formed.world_size} ranks elsewhere"
+        log.info("the world formed: %s", here)
         try:
-            self.host = await Host.start(self._orders(formed, accept))
+            self.host = await self._start(self._orders(formed, accept))
             self._hosting.set()
         except (SharedDirError, DeviceError, OSError) as error:
             text = f"the ranks cannot start on this host: {error}"
@@ -253,12 +302,21 @@ class Membership:
         due = loop.time()
         while True:
             due = max(due + accept.heartbeat_seconds, loop.time())
-            await self.link.send(HostHeartbeat(ranks=self.host.progress() if self.host is not None else []))
+            failpoints.hit("agent.beat", name=self.offer.name)
+            await self.link.send(self._heartbeat())
             await self._report_exits(due)
+
+    def _heartbeat(self) -> HostHeartbeat:
+        ranks = self.host.progress() if self.host is not None else []
+        if self._beats is None:
+            return HostHeartbeat(ranks=ranks)
+        worst = self._beats.worst_late_seconds
+        return HostHeartbeat(ranks=ranks, late=self._beats.late_count, worst_late_seconds=worst)
 
     async def _report_exits(self, until: float) -> None:
         while (message := await self._next_exit(until)) is not None:
-            _log_exit(message)
+            log_exit(message)
+            failpoints.hit("agent.exit", name=self.offer.name)
             await self.link.send(message)
 
     async def _next_exit(self, until: float) -> Message | None:
@@ -292,41 +350,20 @@ class Membership:
     # ------------------------------------------------------------------------------------- a controller that is lost
 
     async def _return(self, ended: LinkEnded, accept: Accept) -> Accept:
-        """Keep relay and ranks, and dial until the controller is back. Raises ``LinkEnded`` where there is nothing to
-        come back with, ``_Over`` when the controller stays away or does not want this host."""
-        patience = accept.reattach_seconds
-        if self.host is None or not patience or ended.close_code in _FINAL:
+        """Keep relay and ranks while the controller is looked for. Raises ``LinkEnded`` where there is nothing to come
+        back with, ``_Over`` when it stays away or does not want this host."""
+        if self.host is None or not accept.reattach_seconds or ended.close_code in FINAL:
             raise ended
+        patience = accept.reattach_seconds
         log.warning("the controller was lost (%s); ranks and relay wait up to %g s for it", ended, patience)
         await self.link.close()
         hello = msgspec.structs.replace(self.offer.hello(), run=accept.run_id, returning=accept.host_id)
-        deadline = asyncio.get_running_loop().time() + patience
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(deadline):
-                while True:
-                    try:
-                        return await self._come_back(hello)
-                    except (Unreachable, LinkEnded) as error:
-                        log.debug("not yet: %s", error)
-                    await asyncio.sleep(RETURN_PAUSE_SECONDS)
-        text = f"the controller was lost ({ended}) and did not come back within {patience:g} s; resume the run there"
-        raise _Over(Outcome(ExitCode.LOST, text, retry=True, admitted=True))
-
-    async def _come_back(self, hello: Hello) -> Accept:
-        """One dial. Raises ``Unreachable``, ``LinkEnded``, ``_Over``."""
         try:
-            self.link = await JoinLink.dial(dataclasses.replace(self.target, run=hello.run))
-        except Refused as refused:
-            raise _Over(Outcome(refused.code, str(refused), retry=False, admitted=True)) from refused
-        await self.link.send(hello)
-        while not isinstance(answer := await self._reply(), Accept):
-            if isinstance(answer, Reject):
-                text = f"the controller is back, and goes on without this host ({answer.code}): {answer.reason}"
-                raise _Over(Outcome(ExitCode.LOST, text, retry=True, admitted=True))
-            self._hear(answer)
-        log.info("the controller is back: run %s goes on", answer.run_id)
-        self._accept = answer
-        return answer
+            self.link, self._accept = await find_again(self.target, hello, patience, self.waits.reply)
+        except Away as away:
+            raise _Over(Outcome(away.code, str(away), retry=away.code is ExitCode.LOST, admitted=True)) from away
+        log.info("the controller is back: run %s goes on", accept.run_id)
+        return self._accept
 
     # --------------------------------------------------------------------------------------------------- the end
 
@@ -353,29 +390,3 @@ class Membership:
         with contextlib.suppress(LinkEnded, TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await self.link.send(Leaving(reason=reason))
-
-
-async def _first_to_end(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Run all until one raises, which is the only way any of them ends; raise that."""
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:  # in the order of their weight: what was said goes before what was not heard
-            if task in done:
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _log_exit(message: Message) -> None:
-    if isinstance(message, RankExited):
-        cause = message.cause
-        if cause.clean:
-            log.info("rank %s left", message.rank)
-        else:
-            what = f"{cause.exception}: {cause.message}" if cause.exception else cause.message
-            log.error("rank %s died at its step %s: %s", message.rank, cause.last_step, what)
-    elif isinstance(message, RelayExited) and not message.cause.clean:
-        log.error("the relay died: %s", message.cause.message)

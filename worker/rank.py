@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import torch
 
+from wire import failpoints
 from wire.messages import RankFailed, RankHello, TrainingPlan
 from worker.arena import Arena
 from worker.control import Control
@@ -43,7 +44,9 @@ class Fenced(Exception):
 def main() -> int:
     """Run one rank; the process's exit code."""
     faulthandler.enable()
+    failpoints.arm_or_exit(os.environ)
     spec = msgspec.json.decode(receive_orders(), type=RankSpec)
+    failpoints.identify(rank=spec.rank)
     shm_dir = Path(spec.shm_dir)
     progress = ProgressBlock.create(shm_dir / f"rank{spec.rank}.progress", now_ns())
     link: RankLink | None = None

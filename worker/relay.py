@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,8 @@ from typing import Any
 
 import msgspec
 
+from wire import failpoints
+from wire.allocator import keep_freed_memory
 from wire.errors import ProtocolError
 from wire.messages import (
     NO_RANK,
@@ -75,6 +78,7 @@ class Relay:
 
     def __init__(self, spec: RelaySpec) -> None:
         self._spec = spec
+        failpoints.identify(host=spec.host_id)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="data")
         self._fold = Fold(spec.ranks)
         self._begin_session()
@@ -123,6 +127,10 @@ class Relay:
                 self._downloads.apply(),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
             )
+        except failpoints.Cut:
+            for link in links:
+                link.abort()
+            raise
         finally:
             await asyncio.gather(*(link.close() for link in links))
 
@@ -211,7 +219,7 @@ class Relay:
             case DeclareDead():
                 if message.rank in self._fold.live:  # every relay hears of every death
                     logger.info("rank %s was declared dead: %s", message.rank, message.reason)
-                    self._ports.refuse(message.rank)
+                    self._ports.refuse(message.rank, message)
                     self._uploads.begin(self._fold.dead(message.rank))
             case _:
                 raise LinkRefused(f"the controller sent {type(message).__name__}, which is not for a relay")
@@ -219,8 +227,10 @@ class Relay:
     def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""
         self._adopted = self._adopted or commit.realized
+        failpoints.hit("relay.commit.before", round=commit.round, attempt=commit.attempt)
         for rank in sorted(self._fold.live):
             self._ports.send(rank, commit)
+        failpoints.hit("relay.commit.after", round=commit.round, attempt=commit.attempt)
 
 
 async def _patiently(job: Coroutine[Any, Any, None]) -> None:
@@ -270,6 +280,8 @@ def main() -> int:
     """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last line."""
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
+    failpoints.arm_or_exit(os.environ)
+    keep_freed_memory()
     try:
         asyncio.run(serve(read_spec(receive_orders())))
     except FAILURES as error:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
 
+from wire.bulk import HEADROOM
+from wire.chunks import ReservedChunk
 from wire.codes import CloseCode, close_code
 from wire.errors import RemoteProtocolError
 from wire.messages import NO_RANK, Message, Reject, RelayHello, RelayWelcome
 from wire.session import Channel, Incoming, Received, Session
+from worker.bulk_connection import BulkClient
 from worker.relay_spec import RelaySpec
 
 MAX_FRAME = 2 << 20
@@ -37,7 +40,7 @@ class RunOver(LinkLost):
 class ControllerLink:
     """One established link. One task may send and one may receive."""
 
-    def __init__(self, name: str, websocket: ClientConnection, session: Session) -> None:
+    def __init__(self, name: str, websocket: BulkClient, session: Session) -> None:
         self.name = name
         self.session = session
         self.welcome = RelayWelcome()
@@ -59,6 +62,17 @@ class ControllerLink:
         """Write a sealed frame and wait until the socket takes it. Raises ``LinkLost``."""
         try:
             await self._websocket.send(frame)
+        except ConnectionClosed as closed:
+            raise self._lost(closed) from closed
+
+    def seal_framed(self, reserved: ReservedChunk, payload: memoryview) -> memoryview:
+        """Seal one chunk for ``send_framed``; in any thread."""
+        return self._websocket.frame(reserved.seal(payload, HEADROOM))
+
+    async def send_framed(self, frame: memoryview) -> None:
+        """Write what ``seal_framed`` made and wait until the socket takes it. Raises ``LinkLost``."""
+        try:
+            await self._websocket.send_framed(frame)
         except ConnectionClosed as closed:
             raise self._lost(closed) from closed
 
@@ -97,8 +111,10 @@ class ControllerLink:
         return kind(f"the {self.name} link to the controller ended: {reason or 'closed'} ({code})")
 
 
-async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
-    """Make both links, (control, data), within the one budget of ``spec.connect_seconds``.
+async def dial(
+    spec: RelaySpec, channels: tuple[Channel, ...] = (Channel.CONTROL, Channel.DATA)
+) -> tuple[ControllerLink, ...]:
+    """Make these links, in order, within the one budget of ``spec.connect_seconds``.
 
     Raises ``LinkRefused`` at once, ``LinkLost`` when the budget is spent.
     """
@@ -106,7 +122,7 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
     failures: list[str] = ["no answer"]
     try:
         async with asyncio.timeout(spec.connect_seconds):
-            for channel in (Channel.CONTROL, Channel.DATA):
+            for channel in channels:
                 links.append(await _until_connected(spec, channel, failures))
     except BaseException as error:
         for link in links:
@@ -115,7 +131,7 @@ async def dial(spec: RelaySpec) -> tuple[ControllerLink, ControllerLink]:
             raise
         text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {failures[-1]}"
         raise LinkLost(text) from error
-    return links[0], links[1]
+    return tuple(links)
 
 
 async def _until_connected(spec: RelaySpec, channel: Channel, failures: list[str]) -> ControllerLink:
@@ -141,6 +157,7 @@ async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
     # time; they only keep middleboxes from forgetting the connection. A dead path shows on the control link.
     websocket = await connect(
         spec.endpoint(name),
+        create_connection=BulkClient,
         compression=None,
         proxy=spec.proxy,
         max_size=MAX_FRAME,
@@ -151,6 +168,7 @@ async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
         ping_timeout=spec.heartbeat_timeout_seconds if control else None,
         close_timeout=_CLOSE_SECONDS,
     )
+    assert isinstance(websocket, BulkClient)
     link = ControllerLink(name, websocket, Session.client(channel, spec.secret, run_id=spec.run_id))
     try:
         await _handshake(link, RelayHello(host_id=spec.host_id, ranks=spec.ranks))

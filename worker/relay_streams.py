@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from wire import failpoints
 from wire.arithmetic import BitsArray, FloatArray
 from wire.messages import NonFinite, RequestParams, RoundAborted, RoundCommitted, UpdateComing
 from wire.session import ChunkReceived, Received
@@ -54,7 +55,10 @@ class Uploads:
         while True:
             plan = await self._plans.get()
             if self._fold.is_current(plan):
+                failpoints.identify(round=plan.number[0], attempt=plan.number[1])
+                failpoints.hit("relay.contribution.before")
                 await data.send(plan.contribution)
+                failpoints.hit("relay.contribution.after")
                 if (files := pair()) is not None:
                     await self._send_pieces(data, plan, None if plan.initial else files.base)
 
@@ -62,21 +66,26 @@ class Uploads:
         """Fold, seal and send. An abort stops it once all that is numbered is sent, and so does work that is no number:
         numbers are given out in the order of the pieces, and only to those that are."""
         loop = asyncio.get_running_loop()
-        sealed: deque[asyncio.Future[bytearray]] = deque()
+        sealed: deque[tuple[Piece, asyncio.Future[memoryview]]] = deque()
         culprit: NotFinite | None = None
         try:
             async for piece, payload in self._folded(plan, base):
                 reserved = data.session.reserve_chunk(piece.header)
-                sealed.append(loop.run_in_executor(self._pool, reserved.seal, payload.data))
+                sealed.append((piece, loop.run_in_executor(self._pool, data.seal_framed, reserved, payload.data)))
                 if len(sealed) == _SEALED_AHEAD:
-                    await data.send_frame(await sealed.popleft())
+                    await self._send_sealed(data, *sealed.popleft())
         except NotFinite as error:
             culprit = error
         while sealed:
-            await data.send_frame(await sealed.popleft())
+            await self._send_sealed(data, *sealed.popleft())
         if culprit is not None:
             logger.warning("round %s cannot use this host's work: %s", plan.contribution.round, culprit)
             await data.send(NonFinite(*plan.number, culprit.rank, culprit.element, culprit.value))
+
+    async def _send_sealed(self, data: ControllerLink, piece: Piece, frame: asyncio.Future[memoryview]) -> None:
+        sealed = await frame
+        failpoints.hit("relay.chunk.up", offset=piece.header.offset)
+        await data.send_framed(sealed)
 
     async def _folded(
         self, plan: FoldPlan, base: FloatArray | None
@@ -161,6 +170,7 @@ class Downloads:
                 await self._announce(item)
             elif self._staging.accepts(item.header, self._sizes):
                 await loop.run_in_executor(self._pool, self._files.take, item.header, item.payload)
+                failpoints.hit("relay.chunk.staged", round=item.header.round, offset=item.header.offset)
                 self._pass_on(self._staging.staged(item.header))
 
     async def _announce(self, update: UpdateComing) -> None:

@@ -3,6 +3,7 @@ links or rounds."""
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping
@@ -34,6 +35,8 @@ class Trainer:
         self.model = _build_model(job, job_dir).to(device)
         self.optimizer = _build_optimizer(job, self.model, job_dir)
         self.scheduler = _build_scheduler(job, self.optimizer, total_steps, job_dir)
+        # Most optimizers begin without any; some make it when they are built, and cannot step without it.
+        self._first_state = {parameter: copy.deepcopy(state) for parameter, state in self.optimizer.state.items()}
         self._clock = 0
         self._stepped = False
         self.model.train()
@@ -54,6 +57,12 @@ class Trainer:
         self._stepped = True
         value = float(loss.detach())
         return value if math.isfinite(value) else None
+
+    def restart(self) -> None:
+        """Forget what the optimizer gathered on parameters that were spoilt since; the schedule stays where it is."""
+        self.optimizer.state.clear()
+        self.optimizer.state.update({parameter: copy.deepcopy(state) for parameter, state in self._first_state.items()})
+        self.optimizer.zero_grad(set_to_none=True)
 
     def advance(self, global_step: int) -> None:
         """Move the schedule up to the cohort's step ``global_step``; it never moves back.

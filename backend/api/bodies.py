@@ -71,6 +71,7 @@ class RunCreate(Body):
     outer_lr: Ratio = 0.7
     outer_momentum: Ratio = 0.9
     bf16_wire: bool = False
+    non_finite: Text = "exclude"
     max_overshoot: Count | None = None
     write_back: Text = "delta"
     blend_alpha: Ratio = 0.5

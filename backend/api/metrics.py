@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,14 +10,22 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from backend.api.version import VERSION
 from backend.runtime.controller import Controller
+from backend.runtime.health import Histogram
 
 LIVE_PHASES = ("waiting", "staging", "forming", "training", "done", "failed")
 RANK_PARTS = ("compute", "data", "wait", "reduce")
+QUANTILES = (("0.5", 0.5), ("0.99", 0.99), ("1", 1.0))
 
 View = dict[str, Any]
 
@@ -45,6 +54,7 @@ class _Collector(Collector):
         yield from _controller_figures(self._controller, self._clients)
         yield from _run_figures(views)
         yield from _rank_figures(views)
+        yield from _loop_figures(self._controller)
 
 
 def _controller_figures(controller: Controller, clients: dict[str, Any]) -> Iterator[Metric]:
@@ -131,6 +141,40 @@ def _rank_figures(views: list[View]) -> Iterator[Metric]:
             for part in RANK_PARTS:
                 _add(parts, [*key, part], rank[f"{part}_seconds"])
     yield from (allotted, steps, samples, pace, memory, parts)
+
+
+def _loop_figures(controller: Controller) -> Iterator[Metric]:
+    """How promptly cores are served: all since the start, as histograms; each live run, by quantiles."""
+    health = controller.loop_health()
+    yield _histogram("marchline_tick_latency_seconds", "From an event or deadline until it was handled", health.latency)
+    yield _histogram("marchline_event_handling_seconds", "Handling one event in a run's core", health.handling)
+    yield _histogram("marchline_event_effects_seconds", "Performing an event's effects", health.effects)
+    labels = ["run_id", "quantile"]
+    latency = GaugeMetricFamily("marchline_run_tick_latency_seconds", "Tick latency of a live run", labels=labels)
+    handling = GaugeMetricFamily("marchline_run_event_handling_seconds", "Handling an event of a run", labels=labels)
+    labels = ["run_id", "host"]
+    worst = GaugeMetricFamily("marchline_host_heartbeat_worst_late_seconds", "A host's latest heartbeat", labels=labels)
+    late = CounterMetricFamily("marchline_host_heartbeats_late", "A host's, over a period late", labels=labels)
+    ours = GaugeMetricFamily("marchline_host_hears_worst_late_seconds", "Ours, as a host hears them", labels=labels)
+    for run_id in controller.live_run_ids():
+        found = controller.run_health(run_id)
+        if found is None:
+            continue
+        run, hosts = found
+        for family, durations in ((latency, run.latency), (handling, run.handling)):
+            for name, share in QUANTILES:
+                family.add_metric([str(run_id), name], durations.quantile(share))
+        for host, beats in sorted(hosts.items()):
+            key = [str(run_id), host]
+            worst.add_metric(key, beats.here.worst_late_seconds)
+            late.add_metric(key, beats.here.late_count)
+            ours.add_metric(key, beats.there_worst_late_seconds)
+    yield from (latency, handling, worst, late, ours)
+
+
+def _histogram(name: str, text: str, durations: Histogram) -> HistogramMetricFamily:
+    buckets = [("+Inf" if bound == math.inf else f"{bound:.6g}", count) for bound, count in durations.cumulative()]
+    return HistogramMetricFamily(name, text, buckets=buckets, sum_value=durations.total)
 
 
 Family = GaugeMetricFamily | CounterMetricFamily

@@ -131,7 +131,7 @@ def _members(view: Row) -> None:
                 item["address"],
                 item["state"],
                 ", ".join(map(str, item["ranks"])),
-                ", ".join(device["id"] for device in item["devices"]),
+                "relay only" if item["relay_only"] else ", ".join(device["id"] for device in item["devices"]),
                 number(item["emulate_ms_per_batch"]),
             )
             for item in view["members"]

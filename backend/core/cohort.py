@@ -16,15 +16,16 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty
-from backend.core.forming import begin_ranks
-from backend.core.join_window import JoinWindow, can_move
+from backend.core.forming import announce, plan_of
+from backend.core.join_window import PROBE_SECONDS, JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
 from backend.core.membership import Membership
 from backend.core.outlook import outlook_of
 from backend.core.preview import Outlook
+from backend.core.refusals import acknowledged
 from backend.core.resume import Resume, send_saved, take_up
-from backend.core.returning import Kept, Returning, announced, keep_world
+from backend.core.returning import ClosedWindow, Kept, Returning, announced, keep_world, may_return
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -88,7 +89,8 @@ class Cohort:
         self.run_id = run_id
         self.config = config
         self.resume = resume
-        self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash)
+        probe_seconds = max(PROBE_SECONDS, 4 * config.heartbeat_timeout_seconds)  # the scale of waits reaches it too
+        self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash, probe_seconds=probe_seconds)
         self.window.saved = resume
         self.liveness = Liveness(config.heartbeat_timeout_seconds)
         self.membership = Membership(run_id, config, self.window, self.liveness, run_salt, run_secret or b"")
@@ -108,7 +110,7 @@ class Cohort:
         march.forming = Returning(world, now + config.return_seconds, self.membership, kept)
         march.deaths, march.stopping = list(kept.deaths), kept.stopping
         self.march = march
-        self.window.restore(kept.members(now), ProbeReport(layout=layout, dataset_size=size))
+        self.window = self.membership.window = ClosedWindow(config, now, self.run_id, kept)
         hosts = {host: seat.ranks for host, seat in world.hosts.items() if seat.state == "away"}
         self.opening = [*announced(kept, world, config.return_seconds), ExpectRelays(hosts)]
 
@@ -147,13 +149,14 @@ class Cohort:
             return None
         if self.opening:
             return self.created_at
-        rest = self.march.deadline() if self.march is not None else self.window.next_deadline()
+        rest = self.march.bounds.deadline() if self.march is not None else self.window.next_deadline()
         return min((at for at in (self.liveness.next_deadline(), rest) if at is not None), default=None)
 
     def check(self) -> None:
         """Assert every invariant; tests and the simulator call it after each event."""
-        self.window.check()
-        if self.march is not None:
+        if self.march is None:
+            self.window.check()
+        else:
             self.march.check()
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -248,13 +251,13 @@ class Cohort:
         )
         if self.resume is not None:
             self._out += take_up(self.march, self.resume, now)
-        if self.config.return_seconds:
+        if may_return(self.config, world):
             salt, secret = self.membership.run_salt, self.membership.open_secret
             self._out.append(keep_world(world, reference.layout, reference.dataset_size, salt, secret))
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
-        self._out += begin_ranks(
-            self.run_id, self.config, world, reference.dataset_size, resumed=self.resume is not None
-        )
+        plan = plan_of(self.run_id, self.config, reference.dataset_size, resumed=self.resume is not None)
+        for seat in world.hosts.values():
+            self._out += announce(world, seat, plan)
 
     def _move(self, phase: str, reason: str) -> None:
         self._door_phase = phase
@@ -288,18 +291,19 @@ class Cohort:
                 march.round_broken(event, now)
             case CheckpointWritten():
                 march.checkpoint_written(event)
-            case RelayAttached(host=host):
-                march.forming.relay_attached(host)
+            case RelayAttached(host=host, via=via):
+                march.forming.relay_attached(host, via)
             case RelayLost(host=host, reason=reason):
-                march.lose_host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
+                march.losses.host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
             case LinkLost(link=link, reason=reason):
                 seat = march.world.host_of_link(link)
                 if seat is not None:
-                    march.lose_host(seat, f"the host's link was lost: {reason}", now)
+                    march.losses.host(seat, f"the host's link was lost: {reason}", now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
             case Lagged(seconds=seconds):
                 self._out += self.membership.lagged(seconds)
+                march.bounds.lagged(seconds)
             case Operator(act=act, arguments=arguments):
                 self._operate(march, act, arguments, now)
             case Tick():
@@ -321,14 +325,14 @@ class Cohort:
                     if progress.rank in seat.ranks:
                         march.world.ranks[progress.rank].progress = progress
             case RankExited(rank=rank, cause=cause) if rank in seat.ranks:
-                march.rank_exited(rank, cause, now)
+                march.losses.exited(rank, cause, now)
             case RelayExited(cause=cause):
                 how = cause.message or cause.signal or f"exit code {cause.code}"
-                march.lose_host(seat, f"its relay ended: {how}", now)
+                march.losses.host(seat, f"its relay ended: {how}", now)
             case Leaving(reason=reason):
-                march.lose_host(seat, f"the host left: {reason}", now)
+                march.losses.host(seat, f"the host left: {reason}", now)
             case _:
-                march.lose_host(seat, f"it sent {type(message).__name__}, which has no place there", now)
+                march.losses.host(seat, f"it sent {type(message).__name__}, which has no place there", now)
 
     def _rank_said(self, march: March, rank: int, message: Message, now: float) -> None:  # noqa: C901 one match
         seat = march.world.ranks[rank]
@@ -340,13 +344,14 @@ class Cohort:
             case BatchDone() | ChunkDone() if training:
                 try:
                     if isinstance(message, ChunkDone):
-                        self._out += march.training.chunk_done(rank, message)
+                        self._out += march.training.chunk_done(rank, message, now)
+                        seat.idle_since = now
                     else:
                         march.training.batch_done(rank, message, now)
                 except WorkError as error:
-                    march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
+                    march.losses.ranks([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():
-                march.cycle.acknowledge(rank, message)
+                acknowledged(march, rank, message)
             case FetchState(part=part) if self.resume is not None and not training:
                 self._out.append(send_saved(march, rank, part, now))
             case RankReady() if not training:
@@ -356,7 +361,7 @@ class Cohort:
                 if disagreement:
                     march.forming.over(march, disagreement, now)
             case EvalResult():
-                self._out += march.evaluations.result(rank, message)
+                march.evaluated(rank, message, now)
             case LocalState():
                 self._out += march.checkpoints.local_state(rank, message, now)
             case RankFailed():
@@ -365,7 +370,7 @@ class Cohort:
                 pass  # what its exit means, its process' end will say
             case _:
                 what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
-                march.ranks_died([Casualty(rank, what)], now)
+                march.losses.ranks([Casualty(rank, what)], now)
 
     def _operate(self, march: March, act: str, arguments: dict[str, Any], now: float) -> None:
         by = str(arguments.get("by", "operator"))

@@ -17,8 +17,13 @@ OUTER_OPTIMIZERS = ("none", "nesterov")
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
 """defaults of the outer optimizer, and what they must stay at while there is none"""
 MAX_OUTER_LR = 10.0
+NON_FINITE = ("exclude", "stop")
 WRITE_BACKS = ("overwrite", "blend", "delta")
 BLEND_ALPHA = 0.5
+WAITS = (
+    *("window_seconds", "cap_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds"),
+    *("forming_seconds", "stall_seconds"),
+)
 MAX_HINT_RATIO = 64.0
 """ElChe counts no device as faster than this many times another"""
 
@@ -83,6 +88,9 @@ class RunConfig:
     bf16_wire: bool = False
     """parameters travel as bf16, which halves what a round moves; sums stay f32, and what nobody changed keeps its
     bits"""
+    non_finite: str = "exclude"
+    """a contribution that holds NaN or infinity is refused; its rank is left out of the round and starts anew from the
+    consensus (exclude), or the run ends (stop)"""
 
     max_overshoot: int | None = None
     """asynchronous modes: batches that a rank may work ahead of its allotment; none fits it to the round's duration"""
@@ -206,6 +214,9 @@ class RunConfig:
                 text = f"{name} has no effect without an outer optimizer; leave it out"
                 if getattr(self, name) != default:
                     yield Problem(name, "outer_unused", text)
+        if self.non_finite not in NON_FINITE:
+            text = f"{self.non_finite!r} is no policy for values that are not finite; use {' or '.join(NON_FINITE)}"
+            yield Problem("non_finite", "non_finite_unknown", text)
 
     def _lookahead_problems(self) -> Iterator[Problem]:
         overlaps = self.mode.endswith("_async")
@@ -255,6 +266,9 @@ class RunConfig:
             )
 
     def _time_problems(self) -> Iterator[Problem]:
+        for name in WAITS:
+            if not math.isfinite(getattr(self, name)):
+                yield Problem(name, "not_finite", f"{name} must be a number of seconds: every wait has an end")
         if self.heartbeat_seconds <= 0:
             yield Problem("heartbeat_seconds", "below_minimum", "heartbeat_seconds must be above 0")
         elif self.heartbeat_timeout_seconds < 3 * self.heartbeat_seconds:

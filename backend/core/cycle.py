@@ -1,7 +1,8 @@
 """The reduce cycle: one round at a time, idle or pending, from the request for parameters to the last acknowledgement.
 
     idle -> pending      open(): every living rank is asked for its parameters
-    pending -> pending   attempt aborted: a contributor died before the sum was complete; retry with the survivors
+    pending -> pending   attempt aborted: a contributor died or was refused before the sum was complete, or that failed
+                         with nobody to blame; retry with who is left
     pending -> committed the reduce plane summed exactly the expected contributions
     committed -> idle    every living rank adopted the consensus (behaviour F4 to F7, F11; design section 6)
 
@@ -31,10 +32,16 @@ class OpenedRound:
     """expected contributions of this attempt, ranks by host"""
     finished: RoundFinished | None = None
     acks: dict[int, SyncAck] = field(default_factory=dict)
+    failures: int = 0
+    """attempts that failed with nobody to blame"""
+    grace: float = 0.0
+    """seconds that the controller was away meanwhile"""
     ranks: frozenset[int] = field(init=False)
     """who contributes to this attempt"""
     waiting: set[int] = field(init=False)
     """contributors that have not acknowledged"""
+    excluded: set[int] = field(default_factory=set)
+    """contributors whose work was refused: they declare none, and start anew from the consensus"""
 
     def __post_init__(self) -> None:
         self.expect(self.hosts)
@@ -92,8 +99,19 @@ class Cycle:
         )
         return [SendRelay(host, commit) for host in current.hosts]
 
+    def overclaim(self, event: RoundFinished) -> tuple[int, str] | None:
+        """A rank whose work was refused and which contributed all the same, and why that cannot be."""
+        current = self.open
+        if current is None or (event.round, event.attempt) != (current.round, current.attempt):
+            return None
+        for rank in sorted(current.excluded & event.steps.keys()):
+            if event.steps[rank]:
+                return rank, f"it holds {event.steps[rank]} batches of rank {rank}, which is left out of this round"
+        return None
+
     def retry(self, hosts: dict[int, tuple[int, ...]], reason: str) -> list[Effect]:
-        """Drop the attempt in which somebody died and ask the survivors again; their arenas are untouched."""
+        """Drop the attempt in which somebody died or was refused and ask the others again; their arenas are
+        untouched."""
         current = self.open
         assert current is not None and current.finished is None, "only an unfinished attempt can be retried"
         aborted = RoundAborted(round=current.round, attempt=current.attempt, reason=reason)
@@ -165,5 +183,8 @@ class Cycle:
                 encoding=encoding,
             )
         ]
-        request = RequestParams(current.round, current.attempt, initial, encoding, root=self.root)
-        return effects + [SendRank(rank, request) for rank in sorted(current.ranks)]
+        for rank in sorted(current.ranks):
+            excluded = rank in current.excluded
+            request = RequestParams(current.round, current.attempt, initial, encoding, excluded, self.root)
+            effects.append(SendRank(rank, request))
+        return effects

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from backend.core.allotments import scaled_down
 from backend.core.timing import WindowReport
-from backend.core.work import scaled_down
 
 Phase = Literal["probe", "warmup", "stable", "mature"]
 PHASE_ORDER: tuple[Phase, ...] = ("probe", "warmup", "stable", "mature")

@@ -17,6 +17,46 @@ GENERATION = 0
 """Raised when the world changes during a run; today it never does."""
 
 
+def plan_of(run_id: int, config: RunConfig, dataset_size: int, *, resumed: bool) -> TrainingPlan:
+    """What every rank of the run is told to train."""
+    return TrainingPlan(
+        run_id=run_id,
+        job=config.job,
+        params=dict(config.params),
+        mode=config.mode,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        seed=config.seed,
+        gamma=config.gamma,
+        verify_consensus=config.verify_consensus,
+        total_samples=dataset_size,
+        write_back=config.write_back,
+        blend_alpha=config.blend_alpha,
+        resumed=resumed,
+    )
+
+
+def announce(world: World, seat: HostSeat, plan: TrainingPlan) -> list[Effect]:
+    """The world is formed: write down a host's ranks, and tell it its part."""
+    assignments = world.assignments(seat.host)
+    formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
+    rows: list[Effect] = [
+        Record(
+            "ranks",
+            {
+                "rank": assignment.rank,
+                "host": seat.host,
+                "local_rank": assignment.local_rank,
+                "device": assignment.device,
+                "emulate_ms_per_batch": seat.emulate_ms_per_batch,
+                "state": "starting",
+            },
+        )
+        for assignment in assignments
+    ]
+    return [*rows, SendHost(seat.link, formed)]
+
+
 class Forming:
     """Who is still missing before training can start, and until when that may last."""
 
@@ -26,9 +66,10 @@ class Forming:
         self.root = 0
         """whose parameters the initial broadcast brings"""
 
-    def relay_attached(self, host: int) -> None:
-        """Both links of the host's relay are up."""
-        self.world.hosts[host].relay_up = True
+    def relay_attached(self, host: int, via: int | None = None) -> None:
+        """Both links of the host's relay are up, the data link by way of relay-only host ``via``."""
+        seat = self.world.hosts[host]
+        seat.relay_up, seat.via = True, via
 
     def rank_ready(self, rank: int, ready: RankReady) -> str | None:
         """Take a rank's report. Answers why the cohort cannot form, or none when it agrees with the others
@@ -67,13 +108,11 @@ class Forming:
 
     @property
     def complete(self) -> bool:
-        return all(host.relay_up for host in self.world.hosts.values()) and all(
-            seat.ready is not None for seat in self.world.ranks.values()
-        )
+        return not self._relays_missing() and all(seat.ready is not None for seat in self.world.ranks.values())
 
     def missing(self) -> str:
         """What the cohort waits for, as a sentence."""
-        relays = [host.name for host in self.world.hosts.values() if not host.relay_up]
+        relays = self._relays_missing()
         ranks = [self.world.where(rank) for rank, seat in self.world.ranks.items() if seat.ready is None]
         waits = []
         if relays:
@@ -84,42 +123,6 @@ class Forming:
             return "Every rank is ready; rank 0's parameters are on their way to the others."
         return f"Waiting for {' and for '.join(waits)}."
 
-
-def begin_ranks(run_id: int, config: RunConfig, world: World, dataset_size: int, *, resumed: bool) -> list[Effect]:
-    """The world has formed: every rank's row, and each host's part of it."""
-    plan = TrainingPlan(
-        run_id=run_id,
-        job=config.job,
-        params=dict(config.params),
-        mode=config.mode,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        seed=config.seed,
-        gamma=config.gamma,
-        verify_consensus=config.verify_consensus,
-        total_samples=dataset_size,
-        write_back=config.write_back,
-        blend_alpha=config.blend_alpha,
-        resumed=resumed,
-    )
-    return [effect for seat in world.hosts.values() for effect in _begin_host(plan, world, seat)]
-
-
-def _begin_host(plan: TrainingPlan, world: World, seat: HostSeat) -> list[Effect]:
-    assignments = world.assignments(seat.host)
-    rows: list[Effect] = [
-        Record(
-            "ranks",
-            {
-                "rank": assignment.rank,
-                "host": seat.host,
-                "local_rank": assignment.local_rank,
-                "device": assignment.device,
-                "emulate_ms_per_batch": seat.emulate_ms_per_batch,
-                "state": "starting",
-            },
-        )
-        for assignment in assignments
-    ]
-    formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
-    return [*rows, SendHost(seat.link, formed)]
+    def _relays_missing(self) -> list[str]:
+        """A relay-only host is missed through the hosts that it carries."""
+        return [seat.name for seat in self.world.hosts.values() if seat.ranks and not seat.relay_up]

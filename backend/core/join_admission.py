@@ -49,6 +49,11 @@ class Member:
         """Whether its speed is a pretence."""
         return self.emulate_ms_per_batch is not None
 
+    @property
+    def relay_only(self) -> bool:
+        """Whether it trains nothing and folds the data streams of others: no quorum or target counts it."""
+        return not self.devices
+
 
 @dataclass(frozen=True, slots=True)
 class Door:
@@ -58,6 +63,7 @@ class Door:
     job_hash: str
     """sha256 of the controller's job file, empty when it has none"""
     members: Sequence[Member]
+    """those with ranks"""
     reference: ProbeReport | None
     """what the first member reported; none before there is one"""
     saved: Resume | None = None
@@ -96,7 +102,7 @@ def refuse_hello(hello: Hello) -> Refusal | None:
     if len(host) > MAX_NAME or not host.isprintable():
         text = f"A host name has at most {MAX_NAME} printable characters; set one with --name."
         return Refusal("bad_host_name", text, True)
-    return _refuse_devices(host, hello.devices)
+    return _refuse_relay(host, hello.devices) if hello.relay_only else _refuse_devices(host, hello.devices)
 
 
 def refuse_version(hello: Hello) -> Refusal | None:
@@ -119,6 +125,13 @@ def refuse_run(hello: Hello, run_id: int) -> Refusal | None:
         f"{hello.host} asked for run {hello.run}, but this window is of run {run_id}; ask for {run_id} or for none."
     )
     return Refusal("run_mismatch", reason)
+
+
+def _refuse_relay(host: str, devices: Sequence[Device]) -> Refusal | None:
+    if not devices:
+        return None
+    reason = f"{host} is a relay-only host and offers devices; start a second worker for them, without --relay-only."
+    return Refusal("relay_with_devices", reason, True)
 
 
 def _refuse_devices(host: str, devices: Sequence[Device]) -> Refusal | None:

@@ -1,7 +1,8 @@
 """The join window of a run: who is in, who was refused, and when the world forms (behaviour B; design sections 4, 5).
 
 A host says hello and is offered the job; it probes the job in a process of its own and reports; then it is admitted or
-refused by name. Ranks are numbered in admission order and stay contiguous: while the window is open, the ranks behind a
+refused by name. A relay-only host has nothing to probe and is admitted at once; it holds no rank, and nothing waits for
+it. Ranks are numbered in admission order and stay contiguous: while the window is open, the ranks behind a
 host that leaves move down, and ``WorldFormed`` carries the final ones. An ``Accept`` that could not be written is such
 a leaving. Strangers are counted and never end a window.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from backend.core.config import RunConfig
@@ -167,13 +168,16 @@ class JoinWindow:
 
     # ---------------------------------------------------------------------------------------------- hosts
 
-    def hello(self, link: int, hello: Hello, address: str, now: float) -> Offer | Refusal:
-        """A host offers its devices: it is offered the job to look at, or refused."""
+    def hello(self, link: int, hello: Hello, address: str, now: float) -> Offer | Admission | Refusal:
+        """A host offers its devices: it is offered the job to look at, or refused. A relay-only host is in at once."""
         refusal = self._refuse_at_the_door(link, hello, address)
         if refusal is not None:
             return self._refused(hello.host.strip(), address, refusal, now)
         deadline = now + self._probe_seconds
-        self._candidates[link] = Candidate(link, hello, address, now, deadline)
+        candidate = Candidate(link, hello, address, now, deadline)
+        if hello.relay_only:
+            return self._admit(candidate, now)
+        self._candidates[link] = candidate
         offer = JobOffer(
             run_id=self.run_id or 0, job=self.config.job, params=dict(self.config.params), job_hash=self.job_hash
         )
@@ -187,22 +191,8 @@ class JoinWindow:
         refusal = self._refuse_after_probe(candidate, report)
         if refusal is not None:
             return self._refused(candidate.name, candidate.address, refusal, now)
-        hello, first = candidate.hello, self.joined_ranks
-        member = Member(
-            host=self._next_host,
-            link=link,
-            name=candidate.name,
-            address=candidate.address,
-            devices=tuple(hello.devices),
-            versions=hello.versions,
-            emulate_ms_per_batch=hello.emulate_ms_per_batch,
-            joined_at=now,
-            ranks=tuple(range(first, first + len(hello.devices))),
-        )
-        self._next_host += 1
-        self.members[member.host] = member
         self._reference = self._reference or report
-        return Admission(member.host, member.ranks)
+        return self._admit(candidate, now)
 
     def leave(self, link: int, reason: str, now: float) -> Member | None:
         """A link ended. While the window is open its member leaves and the ranks behind move down; a candidate is
@@ -265,12 +255,6 @@ class JoinWindow:
         self.closed = True
         return tuple(self.members.values())
 
-    def restore(self, members: Iterable[Member], reference: ProbeReport) -> None:
-        """Be the closed window of a world that formed under another controller."""
-        self.closed, self._reference = True, reference
-        self.members = {member.host: member for member in members}
-        self._next_host = max(self.members) + 1
-
     # ------------------------------------------------------------------------------------------- operator
 
     def start(self, now: float) -> Refusal | None:
@@ -331,7 +315,7 @@ class JoinWindow:
         assert len(links) == len(set(links)), "a link has two hosts"
         names = self._names()
         assert len(names) == len(self.members) + len(self._candidates), "two hosts share a name"
-        assert (self._reference is not None) == bool(self.members), "the reference is the first member's"
+        assert (self._reference is not None) == (self.joined_ranks > 0), "the reference is the first member's"
         assert not self.armed or self.config.start_mode != "auto", "an automatic window was armed"
 
     # --------------------------------------------------------------------------------------------- inside
@@ -361,17 +345,33 @@ class JoinWindow:
         if world <= self._world_capacity:
             return None
         why = "the run's forced counts name" if self._forced_world is not None else "a world holds"
-        reason = (
-            f"With {name} the world would have {ranks(world)}, but {why} {self._world_capacity}; offer fewer devices."
-        )
-        return Refusal("world_full", reason)
+        full = f"With {name} the world would have {ranks(world)}, but {why} {self._world_capacity}"
+        return Refusal("world_full", f"{full}; offer fewer devices.")
 
     def _refuse_after_probe(self, candidate: Candidate, report: ProbeReport) -> Refusal | None:
         if self.closed:
             return self._closed_refusal()
-        door = Door(self.config.mode, self.job_hash, list(self.members.values()), self._reference, self.saved)
+        training = [member for member in self.members.values() if not member.relay_only]
+        door = Door(self.config.mode, self.job_hash, training, self._reference, self.saved)
         size = self._refuse_size(candidate.name, len(candidate.hello.devices))
         return size or refuse_probe(candidate.hello, report, door)
+
+    def _admit(self, candidate: Candidate, now: float) -> Admission:
+        hello, first = candidate.hello, self.joined_ranks
+        member = Member(
+            host=self._next_host,
+            link=candidate.link,
+            name=candidate.name,
+            address=candidate.address,
+            devices=tuple(hello.devices),
+            versions=hello.versions,
+            emulate_ms_per_batch=hello.emulate_ms_per_batch,
+            joined_at=now,
+            ranks=tuple(range(first, first + len(hello.devices))),
+        )
+        self._next_host += 1
+        self.members[member.host] = member
+        return Admission(member.host, member.ranks)
 
     def _closed_refusal(self) -> Refusal:
         run = "" if self.run_id is None else f" of run {self.run_id}"
@@ -392,7 +392,7 @@ class JoinWindow:
         for host, other in self.members.items():
             self.members[host] = replace(other, ranks=tuple(range(first, first + len(other.devices))))
             first += len(other.devices)
-        if not self.members:
+        if not first:
             self._reference = None  # whoever comes next is the first again
 
 

@@ -37,6 +37,8 @@ class Membership:
         answer = self.window.hello(link, message, address, now)
         if isinstance(answer, Refusal):
             return self._reject(link, answer, message.host.strip()[:MAX_NAME], address)
+        if isinstance(answer, Admission):
+            return self._accept(link, answer, now)
         text = f"{message.host} ({address}) dialled in with {len(message.devices)} device(s) and looks at the job"
         return [SendHost(link, answer.job), _event("host_dialled", text, host=message.host, address=address)]
 
@@ -56,7 +58,8 @@ class Membership:
         if member is None:
             return []
         self.liveness.remove(member.host)
-        text = f"{member.name} left before the window closed: {reason}; its ranks are free again"
+        freed = "; its ranks are free again" if member.ranks else ""
+        text = f"{member.name} left before the window closed: {reason}{freed}"
         return [
             Record("hosts", {"host": member.host, "state": "left", "reason": reason}),
             _event("host_left", text, "warning", host=member.name),
@@ -172,7 +175,8 @@ class Membership:
             "emulate_ms_per_batch": member.emulate_ms_per_batch,
             "state": "admitted",
         }
-        text = f"{member.name} joined with rank(s) {', '.join(map(str, member.ranks))}"
+        brings = f"with rank(s) {', '.join(map(str, member.ranks))}" if member.ranks else "as a relay, without ranks"
+        text = f"{member.name} joined {brings}"
         return [
             Record("hosts", row, durable=True),
             SendHost(link, accept),

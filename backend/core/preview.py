@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from backend.core.allotments import window_plan
 from backend.core.config import RunConfig
 from backend.core.round_cost import Line, RoundCost, link_bytes_per_second
 from backend.core.scheduling import Scheduler, scheduler_for
 from backend.core.timing import WindowReport
 from backend.core.verdicts import Stable
-from backend.core.work import EpochPool, window_plan
+from backend.core.work import EpochPool
 
 Source = Literal["measured", "declared", "guessed"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.core.config import Problem, RunConfig
 from backend.core.vocabulary import Effect, Record, SendRank, SendState
-from backend.core.work import EpochPool, Range
+from backend.core.work import EpochPool, Lost, Range
 from wire.messages import ProbeReport, SavedState, TensorSpec
 
 if TYPE_CHECKING:
@@ -46,6 +46,10 @@ class Resume:
     """of each finished epoch"""
     accepted: tuple[Range, ...]
     """of the epoch that was in progress"""
+    lost: tuple[Lost, ...]
+    """of that epoch"""
+    samples_lost: int
+    """of the finished epochs"""
     batches: int
     """of that epoch, with ``seconds`` and the sum of their losses"""
     seconds: float
@@ -72,12 +76,17 @@ class Resume:
         """The checkpoint in words."""
         return self.place or f"checkpoint {self.checkpoint} of run {self.run_id}"
 
+    @property
+    def trained(self) -> int:
+        """Samples of the epoch in progress that are accepted or lost: those that nobody trains again."""
+        return sum(piece.size for piece in (*self.accepted, *(one.piece for one in self.lost)))
+
     def step(self, batch_size: int) -> int:
         """The clock of learning-rate schedules in batches of this size: as many as the samples amount to."""
         if batch_size == self.batch_size:
             return self.global_step
         whole = math.ceil(self.dataset_size / batch_size)
-        return len(self.samples_accepted) * whole + math.ceil(sum(piece.size for piece in self.accepted) / batch_size)
+        return len(self.samples_accepted) * whole + math.ceil(self.trained / batch_size)
 
     def source(self, rank: int) -> int | None:
         """Whose saved state this rank takes up: its own, else one of those there are, in turn; none without any."""
@@ -90,7 +99,7 @@ class Resume:
         if config.job != self.job:
             text = f"{self.where} is of job {self.job}, not {config.job}; resume it with its own job"
             yield Problem("job", "checkpoint_foreign", text)
-        if config.seed != self.seed and self.accepted:
+        if config.seed != self.seed and self.trained:
             text = f"{self.where} is in the middle of an epoch that seed {self.seed} shuffled; keep that seed"
             yield Problem("seed", "seed_differs", text)
         if len(self.samples_accepted) >= config.epochs:
@@ -113,7 +122,9 @@ def _read(manifest: Mapping[str, Any]) -> Resume:
     progress, config = manifest["progress"], manifest["config"]
     known = {entry.name for entry in fields(Resume)}
     plain = {name: manifest[name] for name in ("run_id", "checkpoint", "round", "global_step", "dataset_size")}
-    plain |= {name: progress[name] for name in ("batches", "seconds", "loss_sum", "loss_batches", "loss")}
+    plain |= {
+        name: progress[name] for name in ("batches", "seconds", "loss_sum", "loss_batches", "loss", "samples_lost")
+    }
     assert plain.keys() <= known
     evaluated = progress["evaluated"]
     resume = Resume(
@@ -125,6 +136,7 @@ def _read(manifest: Mapping[str, Any]) -> Resume:
         states=tuple(sorted(int(rank) for rank in manifest["states"])),
         samples_accepted=tuple(int(samples) for samples in progress["samples_accepted"]),
         accepted=tuple(Range(int(offset), int(size)) for offset, size in progress["accepted"]),
+        lost=tuple(_lost(row) for row in progress["lost"]),
         evaluated=None if evaluated is None else (int(evaluated["epoch"]), dict(evaluated["metrics"])),
         scheduler=dict(manifest["scheduler"]),
         guard=dict(manifest["guard"]),
@@ -134,8 +146,12 @@ def _read(manifest: Mapping[str, Any]) -> Resume:
     for name in ("checkpoint", "global_step", "dataset_size", "round"):
         if not isinstance(value := getattr(resume, name), int) or value < 0:
             raise ValueError(f"{name} is {value!r}")
-    EpochPool(0, resume.dataset_size, resume.batch_size, resume.accepted)
+    EpochPool(0, resume.dataset_size, resume.batch_size, resume.accepted, resume.lost)
     return resume
+
+
+def _lost(row: Mapping[str, Any]) -> Lost:
+    return Lost(Range(int(row["offset"]), int(row["size"])), int(row["rank"]), str(row["reason"]))
 
 
 # ------------------------------------------------------------------------------------------------- taking it up
@@ -161,7 +177,7 @@ def take_up(march: March, resume: Resume, now: float) -> list[Effect]:
     if config.batch_size != resume.batch_size:
         step = training.global_step
         notes.append(f"Batches have {config.batch_size} samples, {resume.batch_size} before: the clock shows {step}")
-    left = resume.dataset_size - sum(piece.size for piece in resume.accepted)
+    left = resume.dataset_size - resume.trained
     text = (
         f"Going on from {resume.where}: epoch {len(resume.samples_accepted) + 1} with {left} of {resume.dataset_size} "
         f"samples left, after round {resume.round} and step {resume.global_step}"

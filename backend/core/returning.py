@@ -12,15 +12,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from backend.core.config import RunConfig
 from backend.core.deaths import Casualty, death_records
 from backend.core.forming import Forming
 from backend.core.join_admission import Member
+from backend.core.join_window import JoinWindow
 from backend.core.liveness import tolerance
 from backend.core.progress import coverage
 from backend.core.resume import Resume, read_resume, restore_pace
 from backend.core.vocabulary import CloseLink, DropHost, Effect, Record, RoundFinished, SendHost
 from backend.core.world import HostSeat, World
-from wire.messages import Device, Hello, Message, RankReady, Reject, RunEnded, TensorSpec, Versions
+from wire.messages import Device, Hello, Message, ProbeReport, RankReady, Reject, RunEnded, TensorSpec, Versions
 
 if TYPE_CHECKING:
     from backend.core.march import March
@@ -32,6 +34,11 @@ Row = dict[str, Any]
 
 
 # ------------------------------------------------------------------------------------------------ writing it down
+
+
+def may_return(config: RunConfig, world: World) -> bool:
+    """Whether the cohort is to wait for its controller. What a relay-only host folds cannot be taken up again."""
+    return bool(config.return_seconds) and all(seat.ranks for seat in world.hosts.values())
 
 
 def keep_world(world: World, layout: Iterable[TensorSpec], dataset_size: int, run_salt: bytes, secret: bytes) -> Record:
@@ -59,7 +66,7 @@ def keep_world(world: World, layout: Iterable[TensorSpec], dataset_size: int, ru
 
 def keep(march: March, event: RoundFinished, now: float) -> list[Effect]:
     """Where the run stands with this round, whose samples are accepted and which nobody has adopted yet."""
-    if not march.config.return_seconds:
+    if not may_return(march.config, march.world):
         return []
     training, world = march.training, march.world
     batches, loss = sum(event.steps.values()), training.ledger.mean_loss(world.alive())
@@ -182,6 +189,17 @@ def _seat(row: Row) -> HostSeat:
     )
 
 
+class ClosedWindow(JoinWindow):
+    """The join window of a world that formed under another controller."""
+
+    def __init__(self, config: RunConfig, now: float, run_id: int, kept: Kept) -> None:
+        super().__init__(config, now, run_id=run_id)
+        self.closed = True
+        self.members = {member.host: member for member in kept.members(now)}
+        self._next_host = max(self.members) + 1
+        self._reference = ProbeReport(layout=list(kept.layout), dataset_size=kept.dataset_size)
+
+
 # ------------------------------------------------------------------------------------------------- waiting for it
 
 
@@ -291,7 +309,7 @@ class Returning(Forming):
             self.world.remove(rank, "dead")
         for rank in away:  # their place in the schedule goes once that is restored, see ``begin``
             row, records = death_records(
-                Casualty(rank, reason), self.world, last_round=max(self._kept.positions), returned=[]
+                Casualty(rank, reason), self.world, last_round=max(self._kept.positions), returned=[], waited={}
             )
             march.deaths.append(row)
             march.out += records

@@ -44,7 +44,8 @@ class Review:
         assert opened.finished is not None
         scheduler.stage_slack(slack_ms)
         decision = scheduler.report_window(report)
-        divergences = divergence_report(opened.acks, opened.finished.steps)
+        acks = {rank: ack for rank, ack in opened.acks.items() if rank not in opened.excluded}
+        divergences = divergence_report(acks, opened.finished.steps)
         if opened.finished.realized:
             verdict = self.guard.judge(divergences)
             nudge = self._meta_verdict(opened, verdict, scheduler)

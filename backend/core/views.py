@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from backend.core.cohort import Cohort
 
 BUSY_SECONDS = 5.0
-"""A rank that has been in one batch for longer is shown as busy: it lives, but says nothing new."""
+"""A rank that has been at one thing for longer is shown with the time: it lives, but says nothing new."""
+BUSY_STATES = ("working", "evaluating", "saving")
 
 
 def cohort_view(cohort: Cohort, now: float) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def window_view(window: JoinWindow, now: float, *, open_: bool) -> dict[str, Any
         "quorum": window.quorum,
         "target": window.target,
         "joined_ranks": window.joined_ranks,
-        "joined_hosts": len(window.members),
+        "joined_hosts": sum(1 for member in window.members.values() if member.ranks),
         "window_seconds": window.window_seconds,
         "cap_seconds": window.cap_seconds,
         "window_remaining_seconds": window.window_remaining(now) if open_ else None,
@@ -83,6 +84,8 @@ def waiting_members(window: JoinWindow, liveness: Liveness, now: float) -> list[
             "versions": _fields(member.versions),
             "emulate_ms_per_batch": member.emulate_ms_per_batch,
             "emulated": member.emulate_ms_per_batch is not None,
+            "relay_only": member.relay_only,
+            "via": None,
             "state": "admitted",
             "joined_seconds_ago": now - member.joined_at,
             "last_heard_seconds": liveness.silence(member.host, now),
@@ -106,6 +109,7 @@ def march_view(march: March, now: float) -> dict[str, Any]:
         "round": max(0, march.cycle.next_round - (1 if march.cycle.open else 0)),
         "global_step": training.global_step,
         "samples_done": training.pool.accepted_samples if training.pool else 0,
+        "samples_lost": training.samples_lost + (training.pool.lost_samples if training.pool else 0),
         "samples_total": training.dataset_size,
         "ranks": [_rank_view(seat, march) for seat in march.world.ranks.values()],
         "decision": training.decision if march.phase != "forming" else march.forming.missing(),
@@ -134,6 +138,7 @@ def _nothing_trained(window: JoinWindow) -> dict[str, Any]:
         "round": 0,
         "global_step": 0,
         "samples_done": 0,
+        "samples_lost": 0,
         "samples_total": window.reference.dataset_size,
         "ranks": [],
         "decision": "",
@@ -161,6 +166,8 @@ def _seat_view(seat: HostSeat, cohort: Cohort, now: float) -> dict[str, Any]:
         "versions": _fields(seat.versions),
         "emulate_ms_per_batch": seat.emulate_ms_per_batch,
         "emulated": seat.emulate_ms_per_batch is not None,
+        "relay_only": not seat.ranks,
+        "via": seat.via,
         "state": seat.state,
         "joined_seconds_ago": now - member.joined_at,
         "last_heard_seconds": cohort.liveness.silence(seat.host, now),
@@ -171,6 +178,8 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
     training, progress = march.training, seat.progress
     pace = training.scheduler.smoothed(seat.rank)
     window = training.window
+    doing = progress.state if progress is not None and seat.alive else ""
+    busy = progress is not None and doing in BUSY_STATES and progress.state_seconds > BUSY_SECONDS
     planned = window.planned.get(seat.rank, 0) if window else seat.last_planned
     return {
         "rank": seat.rank,
@@ -178,10 +187,9 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
         "host_name": march.world.hosts[seat.host].name,
         "device": seat.device,
         "state": _state(seat, march),
-        "busy": seat.alive
-        and progress is not None
-        and progress.state == "working"
-        and progress.state_seconds > BUSY_SECONDS,
+        "busy": busy,
+        "doing": doing,
+        "doing_seconds": int(progress.state_seconds) if progress is not None and busy else None,
         "planned": planned,
         "realized": training.steps(seat.rank) if window else seat.last_realized,
         "anchor": training.scheduler.anchor_rank == seat.rank,
@@ -189,6 +197,7 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
         "emulated_ms": march.world.emulated_ms(seat.rank),
         "steps": seat.steps,
         "samples": seat.samples,
+        "exclusions": march.refusals.total.get(seat.rank, 0),
         "loss": seat.loss,
         "compute_seconds": seat.last_split.get("compute_seconds", 0.0),
         "data_seconds": seat.last_split.get("data_seconds", 0.0),

@@ -33,14 +33,15 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class RelayAttached:
-    """Both of a host's relay links (control and data) are up."""
+    """Both of a host's relay links (control and data) are up; ``via`` carries its data, when a relay-only host does."""
 
     host: int
+    via: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLost:
-    """One of a host's relay links ended."""
+    """One of a host's relay links ended, or that of the relay-only host that carried its data."""
 
     host: int
     reason: str
@@ -265,7 +266,8 @@ class Record:
     """A row for the store. ``durable`` rows are committed before any later effect is performed."""
 
     table: str
-    """events, hosts, ranks, rounds, epochs, scalars, deaths, checkpoints, or runs (an update of the run's own row)"""
+    """events, hosts, ranks, rounds, epochs, scalars, deaths, checkpoints, runs (an update of the run's own row), or
+    recoveries (an update of a death's)"""
     row: dict[str, Any]
     durable: bool = False
 

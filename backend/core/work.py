@@ -5,11 +5,14 @@ Every sample of an epoch is in exactly one state, and moves only like this::
     pool -> in flight with one rank -> delivered -> accepted
       ^            |                      |
       +------------+----------------------+   forfeit: the rank died and its round is closed
+                   |                      |
+                   +----------------------+-> lost      the contribution that they are behind was refused
 
 *Delivered* samples were trained but live only in that rank's parameters; the round that commits them makes them
 *accepted*. A rank that trains on while a round is open delivers nothing as a chunk: the round accepts the first batches
 that it was dealt, as many as its snapshot held (``accept_batches``). Unlike the reference the last, partial batch is
-dealt too. A pool may begin with samples accepted, when a run is resumed in the middle of an epoch.
+dealt too. *Lost* samples are listed with their reason and never dealt again: one that makes whoever trains on it
+diverge would go round for ever. A pool may begin with samples accepted or lost, when a run is resumed in an epoch.
 """
 
 from __future__ import annotations
@@ -18,9 +21,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-Allotment = dict[int, int]
-"""batches by rank"""
+from typing import Any
 
 
 class WorkError(Exception):
@@ -40,6 +41,19 @@ class Range:
         return self.offset + self.size
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Samples that were trained in vain: in which part of the epoch, by whom, and why no round accepts them."""
+
+    piece: Range
+    rank: int
+    reason: str
+
+    def row(self) -> dict[str, Any]:
+        """As the store keeps it: offset and size in samples of the epoch's permutation."""
+        return {"offset": self.piece.offset, "size": self.piece.size, "rank": self.rank, "reason": self.reason}
+
+
 def merged(ranges: Iterable[Range]) -> list[Range]:
     """Sorted, with neighbours that touch joined into one. Overlaps stay visible as two ranges."""
     result: list[Range] = []
@@ -55,9 +69,16 @@ class EpochPool:
     """The samples of one epoch and where each of them is. Chunks start on a batch boundary, and only the chunk that
     ends the epoch, or what a resumed run had left of it, may end inside a batch."""
 
-    def __init__(self, epoch: int, samples: int, batch_size: int, accepted: Iterable[Range] = ()) -> None:
-        """``accepted`` were trained before, by the run that this one resumes, perhaps in batches of another size: then
-        each range that is left is cut into batches from its own start. Raises ``ValueError``."""
+    def __init__(
+        self,
+        epoch: int,
+        samples: int,
+        batch_size: int,
+        accepted: Iterable[Range] = (),
+        lost: Iterable[Lost] = (),
+    ) -> None:
+        """``accepted`` were trained before, and ``lost``, by the run that this one resumes, perhaps in batches of
+        another size: then each range that is left is cut into batches from its own start. Raises ``ValueError``."""
         if samples < 1 or batch_size < 1:
             raise ValueError(
                 f"an epoch needs at least one sample and batches of at least one, not {samples} and {batch_size}"
@@ -66,9 +87,12 @@ class EpochPool:
         self.samples = samples
         self.batch_size = batch_size
         self._cursor = 0
-        self._accepted = _covered(accepted, samples)
-        self._reclaimed = self.uncovered() if self._accepted else []
-        if self._accepted:
+        self._accepted = merged(accepted)
+        self._lost = list(lost)
+        closed = [*self._accepted, *(one.piece for one in self._lost)]
+        _check_disjoint(closed, samples)
+        self._reclaimed = self.uncovered() if closed else []
+        if closed:
             self._cursor = samples
         self._starts = [piece.offset for piece in self._reclaimed] or [0]
         """where the batches of a range begin to count"""
@@ -92,9 +116,19 @@ class EpochPool:
         return list(self._accepted)
 
     @property
+    def lost(self) -> list[Lost]:
+        """Samples that no round will accept, in the order of the epoch."""
+        return sorted(self._lost, key=lambda lost: lost.piece)
+
+    @property
+    def lost_samples(self) -> int:
+        """Samples that no round will accept."""
+        return sum(lost.piece.size for lost in self._lost)
+
+    @property
     def is_done(self) -> bool:
-        """Every sample is accepted."""
-        return self.accepted_samples == self.samples
+        """Every sample is accepted or lost."""
+        return self.accepted_samples + self.lost_samples == self.samples
 
     @property
     def is_dealt(self) -> bool:
@@ -124,9 +158,9 @@ class EpochPool:
         return sum(self._batches(piece.size) for piece in pieces)
 
     def uncovered(self) -> list[Range]:
-        """Everything not accepted, sorted: what a resumed run has to do again (E12)."""
+        """Everything neither accepted nor lost, sorted: what a resumed run has to do again (E12)."""
         result, position = [], 0
-        for piece in self._accepted:
+        for piece in merged([*self._accepted, *(lost.piece for lost in self._lost)]):
             if piece.offset > position:
                 result.append(Range(position, piece.offset - position))
             position = piece.end
@@ -196,6 +230,12 @@ class EpochPool:
         self._accepted = merged([*self._accepted, *taken])
         return sum(piece.size for piece in taken)
 
+    def lose(self, rank: int, batches: int, reason: str) -> int:
+        """The first so many batches of what the rank was dealt, or all that it holds, are lost. Returns samples."""
+        pieces = merged(self._oldest(rank, min(batches, self.held_batches(rank))))
+        self._lost += [Lost(piece, rank, reason) for piece in pieces]
+        return sum(piece.size for piece in pieces)
+
     def forfeit(self, rank: int) -> list[Range]:
         """A dead rank's unaccepted work goes back to the pool. Returns it, merged; a second call returns nothing.
 
@@ -212,7 +252,7 @@ class EpochPool:
             pool.append(Range(self._cursor, self.samples - self._cursor))
         held = [piece for pieces in (*self._in_flight.values(), *self._delivered.values()) for piece in pieces]
         position = 0
-        for piece in sorted([*pool, *held, *self._accepted]):
+        for piece in sorted([*pool, *held, *self._accepted, *(lost.piece for lost in self._lost)]):
             assert piece.size > 0, f"epoch {self.epoch}: an empty range at {piece.offset}"
             assert piece.offset == position, (
                 f"epoch {self.epoch}: samples {position} to {piece.offset} are lost or dealt twice"
@@ -253,125 +293,10 @@ class EpochPool:
         return -(-samples // self.batch_size)
 
 
-def _covered(accepted: Iterable[Range], samples: int) -> list[Range]:
-    """The ranges, merged. Raises ``ValueError`` unless they are disjoint ranges of the epoch."""
-    pieces, position = merged(accepted), 0
-    for piece in pieces:
+def _check_disjoint(pieces: Iterable[Range], samples: int) -> None:
+    """Raise ``ValueError`` unless they are disjoint ranges of the epoch."""
+    position = 0
+    for piece in sorted(pieces):
         if piece.size < 1 or piece.offset < position or piece.end > samples:
             raise ValueError(f"samples [{piece.offset}, {piece.end}) are no part of {samples}, or are there twice")
         position = piece.end
-    return pieces
-
-
-# ------------------------------------------------------------------------------------------- sharing batches
-
-
-def largest_remainder(total: int, weights: Mapping[int, int]) -> Allotment:
-    """Split ``total`` in proportion to ``weights`` (their sum above 0): whole parts first, then one each to the largest
-    remainders, the lowest rank first among equals. Exact integer arithmetic."""
-    whole = sum(weights.values())
-    shares = {rank: total * weight // whole for rank, weight in weights.items()}
-    by_remainder = sorted(weights, key=lambda rank: (-(total * weights[rank] % whole), rank))
-    for rank in by_remainder[: total - sum(shares.values())]:
-        shares[rank] += 1
-    return shares
-
-
-def scaled_down(counts: Mapping[int, int], total: int) -> Allotment:
-    """Allotments in proportion whose sum is at most ``total``, but at least 1 each, which wins over the sum."""
-    whole = sum(counts.values())
-    result = {rank: max(1, count * total // whole) for rank, count in sorted(counts.items())}
-    for _ in range(sum(result.values()) - max(total, len(result))):
-        result[max(result, key=lambda rank: (result[rank], rank))] -= 1  # pays for those lifted to 1
-    return result
-
-
-def clamp_total(counts: Mapping[int, int], total: int) -> Allotment:
-    """Allotments cut to sum to ``total``, or to 1 each if there are more ranks than that (C16). What rounding leaves
-    over goes one each in rank order."""
-    if sum(counts.values()) <= total:
-        return dict(counts)
-    result = scaled_down(counts, total)
-    for rank in list(result)[: max(0, total - sum(result.values()))]:
-        result[rank] += 1
-    return result
-
-
-def final_window_plan(remaining: int, counts: Mapping[int, int], alive: Iterable[int]) -> Allotment | None:
-    """Allotments that use up the last ``remaining`` batches of an epoch in one window, or None while more than one
-    window is left (E5). Sums to ``remaining``; the dead hold 0.
-
-    A share of one batch has no rate on the delivered scale and would drop the whole cohort to the compute scale, so
-    lone batches are moved together where they can be.
-    """
-    living = _living(counts, alive)
-    whole = sum(living.values())
-    if not 0 < remaining < whole + len(counts) or not whole:
-        return None
-    if remaining >= whole:
-        plan = _padded(living, remaining - whole)
-    else:
-        plan = _without_lone_batches(largest_remainder(remaining, living))
-    return {rank: plan.get(rank, 0) for rank in sorted(counts)}
-
-
-def window_plan(pool: EpochPool, counts: Mapping[int, int], alive: Iterable[int], *, forced: bool = False) -> Allotment:
-    """Every rank's allotment for the window that starts now; 0 means that it idles in this window.
-
-    ``forced`` keeps to the counts (one batch each in the sync modes, or counts forced by the operator): the epoch's
-    end is split in proportion, and nobody is given more than its count.
-    """
-    alive = set(alive)
-    living = _living(counts, alive)
-    remaining = pool.remaining_batches
-    if not forced:
-        plan = final_window_plan(remaining, counts, alive)
-        if plan is not None:
-            return plan
-    shares = largest_remainder(remaining, living) if remaining < sum(living.values()) else living
-    return {rank: shares.get(rank, 0) for rank in sorted(counts)}
-
-
-def chunk_batches(
-    pool: EpochPool | None,
-    rank: int,
-    counts: Mapping[int, int],
-    alive: Iterable[int],
-    plan: Mapping[int, int] | None,
-    taken: int = 0,
-) -> int:
-    """Batches of the rank's next chunk in a barrier-paced mode (E4 rules 0 to 3); 0 holds it until the reduce.
-
-    ``plan`` is the window's plan when one was made; ``taken`` are batches the rank was already dealt in this window
-    (a returned range can be shorter than its allotment, so that it needs another chunk).
-    """
-    if pool is None or rank not in set(alive):
-        return 0
-    allotment = plan.get(rank, 0) if plan is not None else counts.get(rank, 0)
-    return max(0, min(allotment - taken, pool.remaining_batches))
-
-
-def _living(counts: Mapping[int, int], alive: Iterable[int]) -> Allotment:
-    alive = set(alive)
-    return {rank: count for rank, count in sorted(counts.items()) if rank in alive and count > 0}
-
-
-def _padded(living: Allotment, surplus: int) -> Allotment:
-    """One more batch each for the slowest, in turn; the fastest gets none unless it is alone."""
-    fastest = max(living, key=lambda rank: (living[rank], -rank))
-    slowest_first = sorted((r for r in living if r != fastest), key=lambda rank: (living[rank], rank)) or [fastest]
-    plan = dict(living)
-    for turn in range(surplus):
-        plan[slowest_first[turn % len(slowest_first)]] += 1
-    return plan
-
-
-def _without_lone_batches(plan: Allotment) -> Allotment:
-    plan = dict(plan)
-    while True:
-        lone = next((rank for rank in sorted(plan) if plan[rank] == 1), None)
-        peers = [rank for rank in plan if rank != lone and plan[rank] >= 1]
-        if lone is None or not peers:
-            return plan
-        plan[lone] = 0
-        plan[min(peers, key=lambda rank: (plan[rank], rank))] += 1

@@ -10,7 +10,7 @@ from wire.messages import Device, ExitCause, RankAssignment, RankFailed, RankPro
 
 @dataclass(slots=True)
 class HostSeat:
-    """One admitted host and the links it holds."""
+    """One admitted host and the links it holds; a relay-only host has neither devices nor ranks."""
 
     host: int
     name: str
@@ -21,6 +21,8 @@ class HostSeat:
     versions: Versions
     emulate_ms_per_batch: float | None
     relay_up: bool = False
+    via: int | None = None
+    """the relay-only host that carries its data"""
     state: str = "forming"
     """forming, training, left, lost; away: not come back yet to a controller that was restarted"""
 
@@ -40,6 +42,8 @@ class RankSeat:
     """what the rank said before it went down"""
     exit: ExitCause | None = None
     progress: RankProgress | None = None
+    idle_since: float | None = None
+    """when it reported its last chunk as done"""
     steps: int = 0
     samples: int = 0
     loss: float | None = None

@@ -18,8 +18,8 @@ from wire.ranges import Ranges
 from wire.session import Section
 from wire.streams import Slice, Source, Streamed, Streams, Values, section_encoding
 
-MAPPED_ELEMENTS = 1 << 21
-"""elements of one task where nobody waits for its result: 8 MiB"""
+MAPPED_ELEMENTS = 1 << 20
+"""elements of one task where nobody waits for its result: 4 MiB"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,8 @@ is applied to, and what a checkpoint is written from. The plane knows nothing of
 expect, ``abort`` to forget it (design section 6; decision 0014; behaviour G10; laws L1, L4, L8).
 
 Memory is two arenas (the last consensus and the one that is being built), with an outer optimizer as many of its
-momentum; per streaming host at most ``window_slices`` slices, since the runtime awaits :meth:`ReducePlane.room` before
-it reads more from a host's data link; and, once for all hosts, at most ``outgoing_slices`` slices of the update that
-some link has not been sent yet.
+momentum; per streaming host at most ``window_slices`` slices, since the runtime awaits ``room`` before it reads more;
+and, once for all hosts, at most ``outgoing_slices`` slices of the update that some link has not been sent yet.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from backend.reduce.ledger import Ledger
 from backend.reduce.outer import Nesterov
 from backend.reduce.pieces import Culprit
 from backend.reduce.shared import SharedArenas, SharedMemoryRefused
+from wire import failpoints
 from wire.arithmetic import FloatArray
 from wire.mass import is_realized
 from wire.messages import Contribution, Message, NonFinite, UpdateComing
@@ -53,6 +53,8 @@ Tell = Callable[[int, Message], None]
 
 WINDOW_SLICES = 3
 OUTGOING_SLICES = 8
+AHEAD = 2
+"""pieces under way for each thread: one is worked on, the next one waits, so that no thread waits for the event loop"""
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +122,7 @@ class ReducePlane:
 
     def restore_consensus(self, values: FloatArray) -> None:
         """Start from a checkpoint: the initial broadcast brings this arena (f32, params then buffers), whatever ranks
-        send. The plane keeps it; call it before the first round is opened.
-
-        Raises ``ValueError`` once there is a round, or for what is no finite f32 vector.
+        send. The plane keeps it. Raises ``ValueError`` once there is a round, or for what is no finite f32 vector.
         """
         if self._open is not None:
             raise ValueError("the consensus can be restored before the first round only")
@@ -198,6 +198,7 @@ class ReducePlane:
             self._break(str(refused), host)
             return
         self.ignored += not fresh
+        failpoints.hit("plane.contribution", host=host, round=contribution.round, attempt=contribution.attempt)
         if attempt.streams.declared and not attempt.planned:
             self._begin(attempt)
         self._advance(attempt)
@@ -274,7 +275,7 @@ class ReducePlane:
             attempt.planned
             and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
-            and attempt.running < self._cuts.threads
+            and attempt.running < AHEAD * self._cuts.threads
             and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
@@ -312,6 +313,7 @@ class ReducePlane:
             attempt.culprits.append(result)
         elif at is not None:
             attempt.summed[at] = result
+            failpoints.hit("plane.summed", round=attempt.number[0], offset=attempt.plan[at].offset)
             self._send_summed(attempt)
         self._advance(attempt)
 
@@ -330,6 +332,7 @@ class ReducePlane:
             payload = values.data.toreadonly()
             for host in attempt.listeners:
                 attempt.bytes_down += payload.nbytes
+                failpoints.hit("plane.chunk.down", host=host, round=round_, offset=cut.offset)
                 self._send(host, header, payload)
 
     def _sent_on(self) -> None:
@@ -347,6 +350,7 @@ class ReducePlane:
                 self._tell(host, coming)
             self._ledger.commit(attempt)
         self._wake()
+        failpoints.hit("plane.finished.before", round=opening.round)
         self._finished(
             RoundFinished(
                 round=opening.round,
@@ -360,6 +364,7 @@ class ReducePlane:
                 seconds=self._clock() - attempt.started,
             )
         )
+        failpoints.hit("plane.finished.after", round=opening.round)
 
     def _break_for(self, attempt: Attempt, bad: Culprit) -> None:
         section = Section.PARAMS if bad.element < attempt.opening.params_elements else Section.BUFFERS

@@ -246,7 +246,7 @@ def _cut(consensus: Arena, spec: TensorSpec, offset: int) -> npt.NDArray[Any]:
     piece = consensus[offset : offset + elements]
     wanted = tensor_file.numpy_type(spec.dtype)
     with np.errstate(over="ignore"):  # a value beyond a narrow dtype becomes infinite, as in the framework
-        return piece.astype(wanted).reshape(spec.shape)
+        return piece.astype(wanted, copy=False).reshape(spec.shape)
 
 
 def _layout(manifest: dict[str, Any]) -> list[TensorSpec]:

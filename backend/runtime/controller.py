@@ -27,9 +27,10 @@ from backend.runtime.commands import checked_arguments
 from backend.runtime.driver import Clock, Core
 from backend.runtime.errors import CommandRefused, UnknownRun
 from backend.runtime.feed import MAX_EVENTS, MAX_ROUNDS, Feed, Page
+from backend.runtime.health import HostBeats, LoopHealth
 from backend.runtime.limits import Limits
 from backend.runtime.links import Door, Served
-from backend.runtime.meters import Heartbeat, measure
+from backend.runtime.meters import Heartbeat, loop_health, measure
 from backend.runtime.perform import ENDED_PHASES, LiveRun, Services
 from backend.runtime.settings import STRETCHED, Settings
 from backend.runtime.tokens import Tickets, load_token
@@ -213,6 +214,15 @@ class Controller:
     def metrics(self) -> dict[str, float]:
         """Numbers for ``/metrics``, by name; names that end in ``_total`` only grow."""
         return measure(self._door, self._heartbeat, list(self._runs.values()), self.feed, self.store)
+
+    def loop_health(self) -> LoopHealth:
+        """How promptly all runs since the start were served."""
+        return loop_health(self._heartbeat, list(self._runs.values()))
+
+    def run_health(self, run_id: int) -> tuple[LoopHealth, dict[str, HostBeats]] | None:
+        """How promptly a live run is served, and its hosts' heartbeats by name; none when it isn't live."""
+        run = self._runs.get(run_id)
+        return None if run is None else (run.driver.health, run.links.beats)
 
     def issue_ticket(self) -> str:
         """A one-time pass for a browser, good for ten minutes."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from backend.core.preview import Outlook
 from backend.core.vocabulary import Effect, Event, Lagged, Operator, Refused, Tick
+from backend.runtime.health import LoopHealth
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
@@ -61,6 +62,8 @@ class Lag:
 class _Entry:
     event: Event | None
     """none asks the driver to stop"""
+    due: float
+    """when it came, or its deadline was due, on the driver's clock"""
     answer: asyncio.Future[Refused | None] | None = None
 
 
@@ -79,6 +82,7 @@ class Driver:
         published: Callable[[], None],
     ) -> None:
         self.lag = Lag()
+        self.health = LoopHealth()
         self.events_handled = 0
         self._run_id = run_id
         self._core = core
@@ -104,26 +108,28 @@ class Driver:
     def post(self, event: Event) -> None:
         """Hand over an event without waiting; dropped when the run is over."""
         if not self._over:
-            self._append(_Entry(event))
+            self._append(_Entry(event, self._clock()))
 
     async def put(self, event: Event) -> None:
         """Hand over an event from a peer, waiting while the inbox is full: a peer can't flood the core."""
+        came = self._clock()
         while len(self._inbox) >= self._inbox_events and not self._over:
             self._room.clear()
             await self._room.wait()
-        self.post(event)
+        if not self._over:
+            self._append(_Entry(event, came))
 
     async def command(self, event: Operator) -> Refused | None:
         """Hand over an operator's command and wait for the core's answer; none means that it was obeyed."""
         if self._over:
             return Refused("run_over", "the run is over")
         answer: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
-        self._append(_Entry(event, answer))
+        self._append(_Entry(event, self._clock(), answer))
         return await answer
 
     def stop(self) -> None:
         """Have ``run`` return once what is in the inbox is handled."""
-        self._append(_Entry(None))
+        self._append(_Entry(None, self._clock()))
 
     async def run(self) -> str | None:
         """Drive until the core has ended, ``stop`` was reached, or it failed. Answers the failure, if there is one."""
@@ -132,7 +138,7 @@ class Driver:
                 entry = await self._next()
                 if entry.event is None:
                     return None
-                await self._turn(entry.event, entry.answer)
+                await self._turn(entry.event, entry.due, entry.answer)
         except Exception as error:
             log.exception("run %d ends: its controller failed", self._run_id)
             return f"internal error: {type(error).__name__}: {error}"
@@ -140,14 +146,19 @@ class Driver:
             self._close()
         return None
 
-    async def _turn(self, event: Event, answer: asyncio.Future[Refused | None] | None) -> None:
+    async def _turn(self, event: Event, due: float, answer: asyncio.Future[Refused | None] | None) -> None:
         refused: Refused | None = Refused("internal_error", "the command failed inside the controller; see its log")
         try:
-            effects = self._core.handle(event, self._clock())
+            started = self._clock()
+            effects = self._core.handle(event, started)
+            handled = self._clock()
+            self.health.latency.add(handled - due)
+            self.health.handling.add(handled - started)
             refused = next((effect for effect in effects if isinstance(effect, Refused)), None)
             for effect in effects:
                 if not isinstance(effect, Refused):
                     await self._perform(effect)
+            self.health.effects.add(self._clock() - handled)
         except Exception:
             refused = refused or Refused("internal_error", "the command failed inside the controller; see its log")
             raise
@@ -159,19 +170,20 @@ class Driver:
 
     async def _next(self) -> _Entry:
         while True:
+            expected_by = self._expected_by
             if (lagged := self._lagged()) is not None:
-                return _Entry(lagged)
+                return _Entry(lagged, expected_by)
             now = self._clock()
             due = self._due()
             overdue = due is not None and due <= now
             if self._inbox and not (overdue and self._handled_overdue >= MAX_EVENTS_BEFORE_TICK):
                 self._handled_overdue += overdue
                 return self._take()
-            if overdue:
+            if due is not None and overdue:
                 self._handled_overdue = 0
                 self._expected_by = now + self._patience
                 self._grace_until = max(self._grace_until, now + MIN_TICK_SECONDS)
-                return _Entry(Tick())
+                return _Entry(Tick(), due)
             await self._wait(None if due is None else due - now)
 
     def _due(self) -> float | None:

@@ -2,7 +2,8 @@
 
     /ws/join     an agent: Hello, then everything that the host says goes to its run's core
     /ws/control  a relay: what its ranks say, checked against the ranks that it owns
-    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane
+    /ws/data     the same relay's bulk link: contributions and chunks go to the reduce plane; a relay-only host tells
+                 here whose data links end at it
 
 Nothing here decides about a run. A peer that can't prove that it holds the secret, or says nothing, is a stranger:
 counted, slowed in its own connection only, and of no consequence for anybody else.
@@ -23,6 +24,7 @@ from backend.core.config import RunConfig
 from backend.core.vocabulary import HostSaid, RankSaid, StrangerRefused
 from backend.reduce import Proof, ReducePlane, SharedArenas, SharedMemoryRefused
 from backend.runtime.driver import Clock, Driver
+from backend.runtime.endings import Stranger, expected, out_of_turn, verdict
 from backend.runtime.errors import LinkEnded
 from backend.runtime.limits import Gate, Limits, is_nearby, source_of
 from backend.runtime.outbox import Outbox
@@ -33,6 +35,8 @@ from wire.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
 from wire.messages import (
     NO_RANK,
     BatchDone,
+    ChildAttached,
+    ChildLost,
     ChunkDone,
     Contribution,
     EvalResult,
@@ -42,7 +46,6 @@ from wire.messages import (
     HostHeartbeat,
     Leaving,
     LocalState,
-    Message,
     NonFinite,
     ProbeReport,
     RankExited,
@@ -89,17 +92,6 @@ class Served(Protocol):
     def plane(self) -> ReducePlane: ...
 
 
-class Stranger(Exception):
-    """A peer that never proved who it is, and what to tell it."""
-
-    def __init__(self, code: str, reason: str, close: CloseCode, refusal: bytes | None = None) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-        self.close = close
-        self.refusal = refusal
-
-
 class Door:
     """Accepts websockets. ``runs`` gives the live runs, oldest first; ``sleep`` is what slows a stranger."""
 
@@ -135,7 +127,7 @@ class Door:
         try:
             first = await self._first_message(peer)
             if not isinstance(first.message, Hello):
-                raise _out_of_turn("Hello", first.message)
+                raise out_of_turn("Hello", first.message)
         except Stranger as stranger:
             await self._turn_away(peer, stranger)
             return
@@ -149,7 +141,7 @@ class Door:
         reason = "the controller is closing"
         try:
             await run.driver.put(HostSaid(link, first.message, peer.address))
-            reason = await self._converse(Channel.JOIN, outbox, self._listen_host(run, link, peer))
+            reason = await self._converse(Channel.JOIN, outbox, self._listen_host(run, link, peer, first.message))
         finally:
             run.links.join_ended(link, reason)
 
@@ -168,7 +160,7 @@ class Door:
         try:
             first = await self._first_message(peer)
             if not isinstance(first.message, RelayHello):
-                raise _out_of_turn("RelayHello", first.message)
+                raise out_of_turn("RelayHello", first.message)
         except Stranger as stranger:
             await self._turn_away(peer, stranger)
             return
@@ -183,7 +175,7 @@ class Door:
             await self._reject(peer, Reject(code="relay_refused", reason=objection, permanent=True))
             return
         outbox = self._outbox(peer)
-        offered = channel is Channel.DATA and peer.may_be_local
+        offered = channel is Channel.DATA and peer.may_be_local and bool(hello.ranks)
         outbox.post(RelayWelcome(self._proof.path, self._proof.secret) if offered else RelayWelcome())
         run.links.attach(channel, hello.host_id, outbox)
         reason = "the controller is closing"
@@ -287,17 +279,20 @@ class Door:
 
     # -------------------------------------------------------------------------------------------- listening
 
-    async def _listen_host(self, run: Served, link: int, peer: Peer) -> None:
+    async def _listen_host(self, run: Served, link: int, peer: Peer, hello: Hello) -> None:
+        beats = run.links.beats_of(hello.host, run.config.heartbeat_seconds)
         while True:
             for event in await peer.read():
-                message = _expected(event, FROM_AGENT).message
+                message = expected(event, FROM_AGENT).message
+                if isinstance(message, HostHeartbeat):
+                    beats.heard(message, self._clock())
                 if run.links.is_joined(link):
                     await run.driver.put(HostSaid(link, message, peer.address))
 
     async def _listen_ranks(self, run: Served, host: int, peer: Peer) -> None:
         while True:
             for event in await peer.read():
-                received = _expected(event, FROM_RANK)
+                received = expected(event, FROM_RANK)
                 if not run.links.owns(host, received.rank):
                     spoken = "the whole host" if received.rank == NO_RANK else f"rank {received.rank}"
                     raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"host {host} does not speak for {spoken} here")
@@ -312,6 +307,7 @@ class Door:
                 self._heard_data(run, host, peer, events.pop(0))
 
     def _heard_data(self, run: Served, host: int, peer: Peer, event: Incoming) -> None:
+        relay_only = run.links.is_relay_only(host)
         match event:
             case ChunkReceived(header=header, payload=payload):
                 run.plane.chunk(host, header, payload)
@@ -319,10 +315,14 @@ class Door:
                 run.plane.contribution(host, contribution)
             case Received(message=NonFinite() as found):
                 run.plane.non_finite(host, found)
-            case Received(message=SharedMemory() as offer) if peer.may_be_local:
+            case Received(message=SharedMemory() as offer) if peer.may_be_local and not relay_only:
                 self._share(run, host, offer)
+            case Received(message=ChildAttached(host=child, ranks=ranks)) if relay_only:
+                run.links.attach_child(host, child, ranks)
+            case Received(message=ChildLost(host=child, reason=reason)) if relay_only:
+                run.links.child_lost(host, child, reason)
             case _:
-                _expected(event, ())
+                expected(event, ())
 
     def _share(self, run: Served, host: int, offer: SharedMemory) -> None:
         """The relay has found our proof: read its ranks' arenas where they lie."""
@@ -340,7 +340,7 @@ class Door:
         self.open_links[channel] += 1
         try:
             await asyncio.wait((writer, reader), return_when=asyncio.FIRST_COMPLETED)
-            reason, code = _verdict(writer if writer.done() else reader)
+            reason, code = verdict(writer if writer.done() else reader)
         finally:
             self.open_links[channel] -= 1
             self.bytes_in += outbox.peer.bytes_in
@@ -364,28 +364,3 @@ class Door:
 
     def _outbox(self, peer: Peer) -> Outbox:
         return Outbox(peer, messages=self._limits.outbox_messages, stall_seconds=self._limits.send_stall_seconds)
-
-
-def _verdict(task: asyncio.Task[None]) -> tuple[str, CloseCode | None]:
-    """Why a link's task ended, and the code to close with unless it's closed already."""
-    error = task.exception()
-    if error is None:
-        return "the controller closed it", None
-    if isinstance(error, RemoteProtocolError):
-        return f"protocol error {error.code}: {error.text}", close_code(error.code)
-    if isinstance(error, LinkEnded):
-        return str(error), CloseCode.REFUSED
-    log.error("a link failed inside the controller", exc_info=error)
-    return f"internal error: {type(error).__name__}: {error}", CloseCode.REFUSED
-
-
-def _expected(event: Incoming, kinds: tuple[type[Message], ...]) -> Received:
-    if isinstance(event, Received) and isinstance(event.message, kinds):
-        return event
-    what = type(event.message).__name__ if isinstance(event, Received) else type(event).__name__
-    raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"{what} has no place on this link")
-
-
-def _out_of_turn(expected: str, message: Message) -> Stranger:
-    text = f"the first message must be {expected}, not {type(message).__name__}"
-    return Stranger("hello_expected", text, CloseCode.PROTOCOL)

@@ -7,9 +7,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,19 @@ from backend.core.vocabulary import (
     OpenCheckpoint,
     OpenRound,
     Record,
+    RoundBroken,
     SendHost,
     SendRank,
     SendRelay,
     SendState,
     WriteCheckpoint,
 )
+from backend.reduce.attempt import fold_order
 from backend.reduce.outer import outer_optimizer
 from backend.reduce.plane import ReducePlane
 from backend.runtime.bundle import CheckpointPlace, Loaded, check_room
 from backend.runtime.checkpoint import CheckpointWriter, Committed
+from backend.runtime.death_files import DeathFiles
 from backend.runtime.driver import Clock, Core, Driver
 from backend.runtime.feed import Feed
 from backend.runtime.limits import Limits
@@ -44,7 +48,8 @@ from backend.runtime.run_links import RunLinks
 from backend.runtime.saver import Saver
 from backend.runtime.view import View, final_figures, live_view
 from backend.store import Store, StoreError
-from wire.messages import RunEnded
+from wire import failpoints
+from wire.messages import RoundAborted, RoundCommitted, RunEnded
 from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
@@ -83,6 +88,8 @@ class Tally:
 class LiveRun:
     """One run from its creation to its end. ``row`` is its row in the store, as last committed."""
 
+    _stopped = "controller stopped"
+
     def __init__(
         self,
         row: Row,
@@ -104,8 +111,8 @@ class LiveRun:
         self._core = core
         self._services = services
         self._outcome: tuple[str, str] | None = None
-        self._stopped = "controller stopped"
         self._place = CheckpointPlace(services.data_dir, self.run_id)
+        self._death_files = DeathFiles(self._place.root, row, services.spawn)
         self._origin = origin.resume.checkpoint if origin is not None else 0
         self._loop = asyncio.get_running_loop()
         self.driver = Driver(
@@ -122,7 +129,7 @@ class LiveRun:
             send=self._send_chunk,
             tell=self.links.send_data,
             finished=self.driver.post,
-            broken=self.driver.post,
+            broken=self._broken,
             clock=services.clock,
             outer=outer_optimizer(config),
         )
@@ -177,6 +184,7 @@ class LiveRun:
         self._saver.close()
         await self._services.feed.close(self.run_id)
         await self._flushed()
+        await self._death_files.written()
 
     def stop(self, signal_name: str = "") -> None:
         """Have the run end as interrupted; ``signal_name`` tells what ended its controller."""
@@ -190,6 +198,8 @@ class LiveRun:
                 self.links.send_host(link, message)
             case CloseLink(link=link, reason=reason):
                 self.links.close_join(link, reason)
+            case SendRelay(host=host, message=RoundCommitted() as commit):
+                self._announce(host, commit)
             case SendRelay(host=host, message=message):
                 self.links.send_relay(host, message)
             case SendRank(rank=rank, message=message):
@@ -216,13 +226,40 @@ class LiveRun:
             case _:
                 raise TypeError(f"{type(effect).__name__} is not performed here")
 
+    def _announce(self, host: int, commit: RoundCommitted) -> None:
+        where = {"run": self.run_id, "host": host, "round": commit.round, "attempt": commit.attempt}
+        failpoints.hit("driver.commit.before", **where)
+        self.links.send_relay(host, commit)
+        failpoints.hit("driver.commit.after", **where)
+
     def _reduce(self, effect: OpenRound | AbortRound) -> None:
         if isinstance(effect, OpenRound):
-            self.plane.open(effect)
-            self.tally.rounds += effect.attempt == 0
+            self._open_round(effect)
             return
         self.plane.abort(effect.round, effect.attempt, effect.reason)
         self.links.drop_chunks()
+        aborted = RoundAborted(round=effect.round, attempt=effect.attempt, reason=effect.reason)
+        for host in self.links.relay_only():
+            self.links.send_data(host, aborted)
+
+    def _open_round(self, effect: OpenRound) -> None:
+        """The plane expects one contribution from each data link; a relay-only host is told whose work to fold."""
+        uplinks = self.links.uplinks(effect.hosts)
+        expected = {uplink: tuple(sorted(chain(*hosts.values()))) for uplink, hosts in uplinks.items()}
+        self.plane.open(replace(effect, hosts=expected))
+        self.tally.rounds += effect.attempt == 0
+        for uplink, hosts in uplinks.items():
+            if self.links.is_relay_only(uplink):
+                self.links.send_data(uplink, fold_order(replace(effect, hosts=hosts)))
+
+    def _broken(self, event: RoundBroken) -> None:
+        """The plane knows data links; a value that came by way of a relay-only host is its own rank's, not that
+        host's."""
+        value = event.non_finite
+        if event.host is not None and value is not None and self.links.is_relay_only(event.host):
+            owner = None if value.rank is None else self.links.owner(value.rank)
+            event = replace(event, non_finite=None) if owner is None else replace(event, host=owner)
+        self.driver.post(event)
 
     def _send_chunk(self, host: int, header: ChunkHeader, payload: memoryview) -> None:
         outbox = self.links.data(host)
@@ -269,8 +306,9 @@ class LiveRun:
         row = done.result()
         if table == "runs":
             self.row = row
-        elif table == "deaths":
-            self.deaths.append(row)
+        elif table in ("deaths", "recoveries"):
+            self.deaths = [*(death for death in self.deaths if death["rank"] != row["rank"]), row]
+            self._death_files.put(row)
         elif table == "checkpoints":
             self.checkpoints = [*(old for old in self.checkpoints if old["checkpoint"] != row["checkpoint"]), row]
             self.checkpoints.sort(key=lambda each: each["checkpoint"])

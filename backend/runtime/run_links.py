@@ -1,5 +1,7 @@
 """The links of one run, by the numbers that the core uses: join links, and one control and one data link per host.
 
+A relay-only host has a data link only; the data links of the hosts behind it end there, and it says so (decision 0015).
+
 Sending is best effort here: a link that can't take a message ends by itself, and its end comes back as an event
 (behaviour M6, M7).
 """
@@ -11,26 +13,36 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from backend.core.vocabulary import Event, LinkLost, RelayAttached, RelayLost
+from backend.runtime.health import HostBeats
 from backend.runtime.outbox import Outbox
+from wire.beats import Beats
 from wire.codes import CloseCode
-from wire.messages import Message
+from wire.messages import ChildLost, Message
 from wire.session import Channel
 
 
 @dataclass(slots=True)
 class Relay:
-    """The two links of a host's relay; ``lost`` once one of them ended."""
+    """The two links of a host's relay; ``lost`` once one of them ended. With ``via``, the data link ends at that
+    relay-only host."""
 
     links: dict[Channel, Outbox] = field(default_factory=dict)
+    via: int | None = None
     lost: bool = False
     shares_memory: bool = False
     """its data is read and written where it lies, not streamed"""
+
+    def has(self, channel: Channel) -> bool:
+        """Whether this link is up, wherever it ends."""
+        return channel in self.links or (channel is Channel.DATA and self.via is not None)
 
 
 class RunLinks:
     """Knows who may speak for whom in one run. All calls come from the event loop's thread."""
 
     def __init__(self, post: Callable[[Event], None]) -> None:
+        self.beats: dict[str, HostBeats] = {}
+        """heartbeats, by the host's name"""
         self._post = post
         self._joins: dict[int, Outbox] = {}
         self._expected: dict[int, tuple[int, ...]] = {}
@@ -58,6 +70,12 @@ class RunLinks:
     def add_join(self, link: int, outbox: Outbox) -> None:
         """A host said hello on this link; the core knows it by its number from now on."""
         self._joins[link] = outbox
+
+    def beats_of(self, host: str, period: float) -> HostBeats:
+        """Where to count this host's heartbeats; a host that comes back is not late for its absence."""
+        beats = self.beats.setdefault(host, HostBeats(Beats(period)))
+        beats.here.paused()
+        return beats
 
     def join_ended(self, link: int, reason: str) -> None:
         """The link is over. The core hears of it, unless it was the core that closed it."""
@@ -105,12 +123,14 @@ class RunLinks:
             return f"host {host} is out of this run: {self._dropped[host]}"
         if host not in self._expected:
             return f"host {host} is not part of this run's world"
+        if channel is Channel.CONTROL and not self._expected[host]:
+            return f"host {host} has no ranks that could speak on a control link"
         if tuple(ranks) != self._expected[host]:
             return f"host {host} owns ranks {list(self._expected[host])}, not {list(ranks)}"
         relay = self._relays.get(host)
         if relay is not None and relay.lost:
             return f"the relay of host {host} was lost before; its ranks are out"
-        if relay is not None and channel in relay.links:
+        if relay is not None and relay.has(channel):
             return f"the {channel.name.lower()} link of host {host} is attached already"
         return ""
 
@@ -118,8 +138,40 @@ class RunLinks:
         """Take a relay's link that has no ``objection``; the core hears of it when both are up."""
         relay = self._relays.setdefault(host, Relay())
         relay.links[channel] = outbox
-        if len(relay.links) == 2:
-            self._post(RelayAttached(host))
+        self._announce(host, relay)
+
+    def attach_child(self, site: int, host: int, ranks: list[int]) -> None:
+        """A relay-only host says that this host's data link ends there; a claim with an objection is sent back."""
+        if objection := self.objection(Channel.DATA, host, ranks):
+            self.send_data(site, ChildLost(host=host, reason=objection))
+            return
+        relay = self._relays.setdefault(host, Relay())
+        relay.via = site
+        self._announce(host, relay)
+
+    def child_lost(self, site: int, host: int, reason: str) -> None:
+        """A relay-only host says that this host's data link is over. Word of a host that it does not carry is void."""
+        relay = self._relays.get(host)
+        if relay is not None and relay.via == site:
+            relay.via = None
+            self._lose(host, relay, f"its data link to relay-only host {site} ended: {reason}")
+
+    def relay_only(self) -> list[int]:
+        """The hosts of the world that have no ranks."""
+        return [host for host, ranks in self._expected.items() if not ranks]
+
+    def is_relay_only(self, host: int) -> bool:
+        """Whether this host of the world has no ranks."""
+        return self._expected.get(host) == ()
+
+    def uplinks(self, hosts: dict[int, tuple[int, ...]]) -> dict[int, dict[int, tuple[int, ...]]]:
+        """These hosts and their ranks by the host whose data link carries them, in the order of the first each."""
+        found: dict[int, dict[int, tuple[int, ...]]] = {}
+        for host, ranks in sorted(hosts.items()):
+            relay = self._relays.get(host)
+            uplink = host if relay is None or relay.via is None else relay.via
+            found.setdefault(uplink, {})[host] = ranks
+        return found
 
     def relay_ended(self, channel: Channel, host: int, outbox: Outbox, reason: str) -> None:
         """One of a relay's links is over: the other one is of no use any more."""
@@ -128,6 +180,10 @@ class RunLinks:
             return
         del relay.links[channel]
         self._lose(host, relay, f"the {channel.name.lower()} link ended: {reason}")
+
+    def owner(self, rank: int) -> int | None:
+        """The host that a rank belongs to."""
+        return self._owner.get(rank)
 
     def owns(self, host: int, rank: int) -> bool:
         """Whether this host's relay may speak for this rank."""
@@ -167,7 +223,7 @@ class RunLinks:
         return {
             host: "shared memory" if relay.shares_memory else "stream"
             for host, relay in self._relays.items()
-            if Channel.DATA in relay.links
+            if relay.has(Channel.DATA)
         }
 
     def drop(self, host: int, reason: str) -> None:
@@ -175,7 +231,7 @@ class RunLinks:
         self._dropped[host] = reason
         relay = self._relays.pop(host, None)
         if relay is not None:
-            self._close_relay(relay, reason)
+            self._close_relay(host, relay, reason)
 
     # ----------------------------------------------------------------------------------------------- the end
 
@@ -218,15 +274,28 @@ class RunLinks:
         if relay.lost or self._over:
             return
         relay.lost = True
-        self._close_relay(relay, reason)
         self._post(RelayLost(host, reason))
+        self._close_relay(host, relay, reason)
 
-    def _close_relay(self, relay: Relay, reason: str) -> None:
+    def _close_relay(self, host: int, relay: Relay, reason: str) -> None:
         for outbox in relay.links.values():
             self._remember(outbox)
             outbox.drop_chunks()
             outbox.finish(reason, CloseCode.REFUSED)
         relay.links.clear()
+        if relay.via is not None:
+            self.send_data(relay.via, ChildLost(host=host, reason=reason))
+            relay.via = None
+        if self.is_relay_only(host):
+            for child, other in self._relays.items():
+                if other.via == host:
+                    other.via = None
+                    self._lose(child, other, f"relay-only host {host}, which carried its data, was lost: {reason}")
+
+    def _announce(self, host: int, relay: Relay) -> None:
+        """The core hears of a relay once both of its links are up."""
+        if self._expected[host] and relay.has(Channel.CONTROL) and relay.has(Channel.DATA):
+            self._post(RelayAttached(host, relay.via))
 
     def _remember(self, outbox: Outbox) -> None:
         self._closing = [other for other in self._closing if not other.closed.is_set()]

@@ -170,7 +170,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _bytes_of(entry: Entry) -> memoryview:
     """One tensor's bytes, checked against what the header promised."""
     value = entry.load()
-    data = memoryview(value if isinstance(value, bytes) else value.tobytes())
+    # A view, not a copy: one parameter can be most of the model.
+    data = (
+        memoryview(value) if isinstance(value, bytes) else np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    )
     if data.nbytes != _nbytes(entry):
         raise TensorFileError(f"{entry.name} has {data.nbytes} bytes, its dtype and shape say {_nbytes(entry)}")
     return data

@@ -46,7 +46,9 @@ def history_view(queries: Queries, run_id: int, wall_now: datetime | None = None
     newest = queries.rounds(run_id, limit=1, newest=True)
     last = newest[0] if newest else {}
     worked = summary.get("ranks") or _worked(queries, run_id)
-    accepted = [row["samples_accepted"] for row in epochs if row["samples_accepted"] is not None]
+    closed = [row for row in epochs if row["samples_accepted"] is not None]
+    accepted = [row["samples_accepted"] for row in closed]
+    lost = [sum(piece["size"] for piece in row["samples_lost"] or ()) for row in closed]
     ranks = queries.ranks(run_id)
     view = _frame(run)
     view["window"] |= {
@@ -62,7 +64,8 @@ def history_view(queries: Queries, run_id: int, wall_now: datetime | None = None
         "ranks": [_rank(row, hosts, last, worked.get(str(row["rank"]), {})) for row in ranks],
         "epoch": max(0, (run["epochs_done"] or 0) - 1),
         "samples_done": accepted[-1] if accepted else 0,
-        "samples_total": max(accepted, default=0),
+        "samples_lost": sum(lost),
+        "samples_total": max(map(sum, zip(accepted, lost, strict=True)), default=0),
         "decision": last.get("decision") or "",
         "guard": {"verdict": last["verdict"], "reason": last["verdict_reason"]} if last.get("verdict") else None,
         "eval": _evaluation(epochs),
@@ -75,8 +78,9 @@ def history_view(queries: Queries, run_id: int, wall_now: datetime | None = None
 
 def final_figures(core: Mapping[str, Any]) -> Row:
     """What the core knows at its end and no table holds: kept in the run's summary, for its history."""
-    ranks = {str(rank["rank"]): {"steps": rank["steps"], "samples": rank["samples"]} for rank in core["ranks"]}
-    return {"ranks": ranks, "strangers": core["window"]["strangers"]}
+    kept = ("steps", "samples", "exclusions")
+    ranks = {str(rank["rank"]): {name: rank[name] for name in kept} for rank in core["ranks"]}
+    return {"ranks": ranks, "strangers": core["window"]["strangers"], "seconds": core["seconds"]}
 
 
 def overview(runs: list[Row], live: Mapping[int, View]) -> list[Row]:
@@ -119,7 +123,7 @@ def _frame(run: Row) -> View:
         "created_at": run["created_at"],
         "started_at": run["started_at"],
         "ended_at": run["ended_at"],
-        "seconds": _seconds(run["started_at"], run["ended_at"]),
+        "seconds": _seconds(run),
         "config": config,
         "params": run["params"] or {},
         "emulated": bool(run["emulated"]),
@@ -132,6 +136,7 @@ def _frame(run: Row) -> View:
         "round": run["rounds_done"] or 0,
         "global_step": run["global_step"] or 0,
         "samples_done": 0,
+        "samples_lost": 0,
         "samples_total": 0,
         "ranks": [],
         "decision": "",
@@ -175,10 +180,16 @@ def _closed_window(config: Mapping[str, Any]) -> View:
     }
 
 
-def _seconds(started_at: str | None, ended_at: str | None) -> float:
-    if not started_at or not ended_at:
+def _seconds(run: Row) -> float:
+    """By the controller's monotonic clock, where the run's core could still say so; two readings of a wall clock that
+    was set in between tell nothing."""
+    told = (run["summary"] or {}).get("seconds")
+    if told is not None:
+        return float(told)
+    if not run["started_at"] or not run["ended_at"]:
         return 0.0
-    return max(0.0, (datetime.fromisoformat(ended_at) - datetime.fromisoformat(started_at)).total_seconds())
+    began, ended = (datetime.fromisoformat(run[name]) for name in ("started_at", "ended_at"))
+    return max(0.0, (ended - began).total_seconds())
 
 
 def _worked(queries: Queries, run_id: int) -> dict[str, Row]:
@@ -215,6 +226,8 @@ def _member(host: Row, ranks: list[Row]) -> Row:
         "versions": host["versions"] or {},
         "emulate_ms_per_batch": host["emulate_ms_per_batch"],
         "emulated": host["emulate_ms_per_batch"] is not None,
+        "relay_only": not host["devices"],
+        "via": None,
         "state": host["state"] or "left",
         "joined_seconds_ago": None,
         "last_heard_seconds": None,
@@ -235,6 +248,8 @@ def _rank(row: Row, hosts: list[Row], last: Row, worked: Row) -> Row:
         "device": row["device"] or "",
         "state": row["state"] if row["state"] == "dead" else "left",
         "busy": False,
+        "doing": "",
+        "doing_seconds": None,
         "planned": of_last("planned") or 0,
         "realized": of_last("realized") or 0,
         "anchor": last.get("anchor_rank") == number,
@@ -242,6 +257,7 @@ def _rank(row: Row, hosts: list[Row], last: Row, worked: Row) -> Row:
         "emulated_ms": row["emulate_ms_per_batch"],
         "steps": worked.get("steps", 0),
         "samples": worked.get("samples", 0),
+        "exclusions": worked.get("exclusions", 0),
         "loss": None,
         **{name: of_last(name) for name in SPLIT},
         "reduce_seconds": last.get("reduce_seconds"),

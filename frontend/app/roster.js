@@ -9,6 +9,8 @@ import { Table, column } from "./table.js";
 import { toast } from "./toasts.js";
 import { Emulated, Panel, State } from "./ui.js";
 
+const RELAY_ONLY = "It trains nothing: it folds the data of the hosts that join through it into one stream.";
+const FOLDED = "Its data is folded there with that of the other hosts behind it.";
 const LEFT = ["left", "lost", "turned_away"];
 const total = (items, pick) => items.reduce((sum, item) => sum + pick(item), 0);
 
@@ -21,7 +23,7 @@ export function Roster({ live, phase, title = "Roster" }) {
       ${members.length
         ? html`<${Table}
             caption="Hosts of this run"
-            columns=${columnsOf(live, open)}
+            columns=${columnsOf(live, open, members)}
             rows=${members}
             keyOf=${(member) => member.host}
             rowClass=${(member) => (member.state === "lost" || member.state === "turned_away" ? "gone" : "")}
@@ -44,7 +46,7 @@ function strength(members) {
   if (!here.length) return "";
   const memory = total(here, (member) => total(member.devices, (device) => device.memory_bytes ?? 0));
   const ranks = total(here, (member) => member.ranks.length);
-  return [plural(here.length, "host"), plural(ranks, "rank"), memory && bytes(memory)].filter(Boolean).join(", ");
+  return [plural(here.filter((member) => !member.relay_only).length, "host"), plural(ranks, "rank"), memory && bytes(memory)].filter(Boolean).join(", ");
 }
 
 const Nobody = () => html`
@@ -60,9 +62,9 @@ const Nobody = () => html`
   </div>
 `;
 
-function columnsOf(live, open) {
+function columnsOf(live, open, members) {
   const columns = [
-    column("Host", name, { sort: (m) => m.name }),
+    column("Host", (m) => name(m, members), { sort: (m) => m.name }),
     column("State", state, { sort: (m) => m.state }),
     column("Ranks", (m) => m.ranks.map((rank) => `r${rank}`).join(" ") || MISSING, { sort: (m) => m.ranks[0] }),
     column("Devices", devices, { wide: true }),
@@ -77,10 +79,18 @@ function columnsOf(live, open) {
   return [...columns, column("Actions", act, { quiet: true, wide: true })];
 }
 
-const name = (m) => html`<span class="host-name">${m.name}</span> <span class="muted mono">${m.address}</span>`;
+/** A host, where it is, and by way of which relay-only host its data goes. */
+function name(m, members) {
+  const relay = members.find((other) => other.host === m.via);
+  return html`
+    <span class="host-name">${m.name}</span> <span class="muted mono">${m.address}</span>
+    ${relay && html` <small class="muted" title=${FOLDED}>via ${relay.name}</small>`}
+  `;
+}
 
 const state = (m) => html`
-  <${State} state=${m.state} /> ${m.emulated && html`<${Emulated} ms=${m.emulate_ms_per_batch} />`}${" "}
+  <${State} state=${m.state} /> ${m.relay_only && html`<span class="badge tone-quiet" title=${RELAY_ONLY}>relay only</span>`}
+  ${m.emulated && html`<${Emulated} ms=${m.emulate_ms_per_batch} />`}${" "}
   ${m.data_path && html`<small class="muted" title="How its part of a round travels">${m.data_path}</small>`}
 `;
 
@@ -124,7 +134,9 @@ function TurnAway({ live, member }) {
     await remove(`runs/${live.id}/members/${member.host}`);
     toast(`${member.name} was turned away.`);
   };
-  const leaving = `${plural(member.ranks.length, "rank")} ${member.ranks.length === 1 ? "leaves" : "leave"} with it`;
+  const leaving = member.relay_only
+    ? "Hosts that joined through it lose their link"
+    : `${plural(member.ranks.length, "rank")} ${member.ranks.length === 1 ? "leaves" : "leave"} with it`;
   return html`
     <${Confirm}
       label="Turn away"

@@ -166,8 +166,8 @@ const PATIENCE = [
 ];
 
 const CHECKPOINTS = [
-  integer("checkpoint_epochs", "Save every so many epochs", 1, "Training goes on while it is saved", AT_LEAST_1),
-  integer("checkpoint_rounds", "Save every so many rounds", undefined, "For long epochs; empty: only as above", {
+  integer("checkpoint_epochs", "Saving interval", 1, "Epochs between checkpoints; training goes on meanwhile", AT_LEAST_1),
+  integer("checkpoint_rounds", "Saving interval in rounds", undefined, "For long passes over the data; empty: only as above", {
     ...AT_LEAST_1,
     ...OPTIONAL,
   }),
@@ -175,6 +175,10 @@ const CHECKPOINTS = [
 ];
 
 const CHECKS = [
+  choice("non_finite", "NaN or infinity", "exclude", "What becomes of a rank that contributes a value that is no number", {
+    choices: ["exclude", "stop"],
+    names: { exclude: "leave the rank out of the round", stop: "end the run" },
+  }),
   flag("verify_consensus", "Compare parameters after every round", true, "Each rank reports a hash; they must agree"),
   flag(
     "open_admission",

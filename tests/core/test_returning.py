@@ -13,8 +13,8 @@ from backend.core.config import RunConfig
 from backend.core.returning import Kept, read_kept
 from backend.core.vocabulary import Effect, HostSaid, RankSaid, RelayAttached, SendRelay, Tick
 from simulation.played import Batch, PlayedHost, PlayedRank
+from simulation.props import VERSIONS
 from simulation.rounds import Sum
-from simulation.theatre import VERSIONS
 from simulation.watch import Watcher
 from wire.messages import Accept, Device, Hello, RankReady, Reject, RoundCommitted, RunEnded
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend.core.work import (
-    EpochPool,
+from backend.core.allotments import (
     chunk_batches,
     clamp_total,
     final_window_plan,
@@ -13,6 +12,7 @@ from backend.core.work import (
     scaled_down,
     window_plan,
 )
+from backend.core.work import EpochPool
 
 COUNTS = {0: 71, 1: 18, 2: 15}
 counts_of_ranks = st.dictionaries(st.integers(0, 9), st.integers(1, 200), min_size=1, max_size=8)

@@ -16,11 +16,18 @@ from typing import Any, TypeVar
 
 import httpx2
 import psutil
+import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 JOBS = ROOT / "tests" / "jobs"
 T = TypeVar("T")
-PATIENCE = 90.0
+PATHS: dict[str, tuple[str, ...]] = {"shared memory": (), "stream": ("--stream-data",)}
+"""how a host's data goes to a controller on the same machine, and the options that make it"""
+THOROUGH = pytest.mark.skipif(
+    not os.environ.get("MARCHLINE_TEST_THOROUGH"),
+    reason="more of what is tested without it, up to models of 560 MB: minutes, and 6 GB; MARCHLINE_TEST_THOROUGH=1",
+)
+PATIENCE = 180.0
 """seconds after which a test gives up on something that should have happened"""
 
 
@@ -101,12 +108,31 @@ class Stage:
         *options: str,
         job_dir: Path | None = None,
         env: dict[str, str] | None = None,
+        join: str = "",
+        inside: list[str] | None = None,
     ) -> Worker:
-        """Start a host."""
+        """Start a host that joins the controller, or a relay-only host at ``join``; ``inside`` becomes the program."""
+        where = ("--devices", devices, "--job-dir", str(job_dir or self.job_dir))
+        return self._start(name, join or self.url, *where, *options, env=env, inside=inside)
+
+    def relay(self, name: str, *options: str, join: str = "") -> tuple[Worker, str]:
+        """Start a relay-only host; the address at which others join through it."""
+        worker = self._start(name, join or self.url, "--relay-only", "--listen", "127.0.0.1:0", *options)
+        found = wait_for(lambda: re.search(r"join here, port (\d+)", worker.output()), f"{name} to listen")
+        return worker, f"http://127.0.0.1:{found.group(1)}"
+
+    def _start(
+        self,
+        name: str,
+        join: str,
+        *options: str,
+        env: dict[str, str] | None = None,
+        inside: list[str] | None = None,
+    ) -> Worker:
         log = self.tmp / f"{name}-{len(self.workers)}.log"
         token = self.data_dir / "join.token"
-        command = [sys.executable, "-m", "worker", "--join", self.url, "--token-file", str(token), "--name", name]
-        command += ["--devices", devices, "--job-dir", str(job_dir or self.job_dir), *options]
+        program = [sys.executable, "-m", "worker", "--join", join, "--token-file", str(token), "--name", name, *options]
+        command = [*(inside or []), *program]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command, cwd=self.tmp, env=environment() | (env or {}), stdout=out, stderr=out, stdin=subprocess.DEVNULL
@@ -147,6 +173,13 @@ class Stage:
     def items(self, run: int, what: str) -> list[dict[str, Any]]:
         return self.get(f"runs/{run}/{what}", limit=1000)["items"]
 
+    def metrics(self) -> dict[str, float]:
+        """The unlabelled figures of ``/metrics``, by name."""
+        response = self.client.get("/metrics")
+        assert response.status_code == 200, response.text
+        pairs = (line.split() for line in response.text.splitlines() if not line.startswith("#") and "{" not in line)
+        return {name: float(value) for name, value in pairs}
+
     def story(self, run: int) -> str:
         """All there is to read when a test fails."""
         view = self.view(run)
@@ -169,7 +202,7 @@ class Stage:
 
 
 @contextmanager
-def stage(tmp: Path, *options: str, job_dir: Path = JOBS) -> Iterator[Stage]:
+def stage(tmp: Path, *options: str, job_dir: Path = JOBS, env: dict[str, str] | None = None) -> Iterator[Stage]:
     """A controller on a free port with its data under ``tmp``."""
     log, data_dir = tmp / "controller.log", tmp / "var"
     command = [
@@ -187,7 +220,7 @@ def stage(tmp: Path, *options: str, job_dir: Path = JOBS) -> Iterator[Stage]:
     ]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            command, cwd=ROOT, env=environment() | (env or {}), stdout=out, stderr=out, stdin=subprocess.DEVNULL
         )
 
     def address() -> str | None:

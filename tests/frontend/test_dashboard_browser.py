@@ -223,6 +223,36 @@ def test_stopping_names_its_effect(browser: Browser, origin: str, fixture: Fixtu
         assert fixture.posted == [(f"POST {states.TRAINING} stop", None)]
 
 
+def test_a_run_that_trains_is_saved_when_asked(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["training"])
+        page.get_by_role("button", name="Save now").click()
+        expect(page.get_by_text("Saving when the round at hand is closed.")).to_be_visible()
+        assert fixture.posted == [(f"POST {states.TRAINING} checkpoints", None)]
+
+
+def test_a_run_that_is_over_is_resumed_from_its_last_checkpoint(
+    browser: Browser, origin: str, fixture: Fixture
+) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["failed"])
+        page.get_by_role("button", name="Resume …").click()
+        expect(page.get_by_role("dialog")).to_contain_text("goes on from checkpoint 0 (round 37")
+        page.get_by_role("button", name="Open the run").click()
+        expect(page).to_have_url(re.compile(rf"#/runs/{states.WAITING}$"))
+        assert fixture.posted == [("runs", {"resume_from": f"{states.FAILED}:last"})]
+
+
+def test_a_run_whose_epochs_are_all_trained_is_asked_for_more(browser: Browser, origin: str, fixture: Fixture) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["done"])
+        page.get_by_role("button", name="Train on …").click()
+        page.get_by_role("spinbutton", name="Epochs in all").fill("20")
+        page.get_by_role("button", name="Open the run").click()
+        expect(page).to_have_url(re.compile(rf"#/runs/{states.WAITING}$"))
+        assert fixture.posted == [("runs", {"resume_from": f"{states.DONE}:last", "epochs": 20})]
+
+
 def test_a_new_run_is_made_from_the_jobs_own_parameters(browser: Browser, origin: str, fixture: Fixture) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["new"])

@@ -160,11 +160,19 @@ class Cohort:
         self._files = [ArenaFile.create(directory / f"consensus.{number}", elements) for number in range(2)]
         self.base: FloatArray | None = None
 
-    def reduce(self, number: int, *, initial: bool = False, attempts: int = 1) -> list[SyncAck]:
-        """A whole round; with more attempts, the earlier ones are asked for and thrown away."""
-        for attempt in range(attempts):
+    def reduce(
+        self, number: int, *, initial: bool = False, attempts: int = 1, excluded: int | None = None
+    ) -> list[SyncAck]:
+        """A whole round; with more attempts, the earlier ones are asked for and thrown away. An ``excluded`` rank is
+        left out of a second attempt."""
+        if excluded is not None:
+            for rank in self.ranks:
+                self._ask(rank, RequestParams(round=number, attempt=0, initial=initial))
+        first = 0 if excluded is None else 1
+        for attempt in range(first, first + attempts):
             request = RequestParams(round=number, attempt=attempt, initial=initial)
-            snapshots = [self._ask(rank, request) for rank in self.ranks]
+            without = msgspec.structs.replace(request, excluded=True)
+            snapshots = [self._ask(rank, without if n == excluded else request) for n, rank in enumerate(self.ranks)]
         mass = sum(snapshot.mass for snapshot in snapshots)
         movers = sum(snapshot.mover_mass for snapshot in snapshots)
         self.snapshots = snapshots
@@ -173,12 +181,12 @@ class Cohort:
             self._files.reverse()
             path = str(self._files[0].path)
             self._build(self._files[0].values, snapshots)
-        commit = RoundCommitted(number, attempts - 1, realized=mass > 0, buffers_realized=movers > 0, consensus=path)
+        commit = RoundCommitted(number, attempt, realized=mass > 0, buffers_realized=movers > 0, consensus=path)
         for rank in self.ranks:
             rank.send(commit)
         acks = [rank.expect(SyncAck) for rank in self.ranks]
         assert all(ack.round == number for ack in acks)
-        assert len({ack.params_hash for ack in acks}) == 1
+        assert len({ack.params_hash for ack in acks}) == 1 or mass == 0 or excluded is not None
         assert (acks[0].params_hash != "") == (mass > 0 and self.ranks[0].spec.plan.verify_consensus)
         return acks
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -145,9 +146,10 @@ def test_a_host_that_cannot_pin_its_arena_copies_once_more(tmp_path: Path, monke
     assert all(torch.equal(tensor, gpu.state()[name]) for name, tensor in cpu.state().items())
 
 
-def test_the_arena_itself_is_pinned_where_the_driver_can(tmp_path: Path) -> None:
-    host = torch.from_numpy(ArenaFile.create(tmp_path / "out", 1 << 20).values)
-    staging = DeviceStaging(host, torch.device("cuda:0"), overlap=False)
-    assert host.is_pinned()
-    del staging
-    assert not host.is_pinned(), "and let go with the staging"
+def test_an_arena_in_shared_memory_is_pinned_as_it_is() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:  # a disk's pages are not pinned
+        host = torch.from_numpy(ArenaFile.create(Path(directory) / "out", 1 << 20).values)
+        staging = DeviceStaging(host, torch.device("cuda:0"), overlap=False)
+        assert host.is_pinned()
+        del staging
+        assert not host.is_pinned(), "and let go with the staging"

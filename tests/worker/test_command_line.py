@@ -1,6 +1,7 @@
 """What an operator types: usage errors name the option, checks name the fault, and nothing is dialled for either."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from worker.agent import Patience
 from worker.command_line import UsageError, _token, main, time_scale
 from worker.exits import ExitCode
+from worker.site_listen import listen_address
 
 JOBS = Path(__file__).parent.parent / "jobs"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -23,6 +25,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (["--join", "host", "--emulate-ms-per-batch", "-1"], "must be above 0"),
         (["--join", "host", "--run", "0"], "--run 0"),
         (["--join", "host", "--devices", "cpu", "--token-file", "/no/such/token"], "--token-file /no/such/token"),
+        (["--join", "host", "--listen", ":8471"], "add --relay-only"),
+        (["--join", "host", "--relay-only", "--devices", "cpu"], "--devices has no place beside --relay-only"),
+        (["--join", "host", "--relay-only", "--emulate-ms-per-batch", "5"], "--emulate-ms-per-batch has no place"),
+        (["--join", "host", "--relay-only", "--listen", "8471"], "give HOST:PORT or :PORT"),
+        (["--join", "host", "--relay-only", "--listen", ":70000"], "give HOST:PORT or :PORT"),
+        (["--join", "host", "--relay-only", "--listen", "no.such.host.invalid:0"], "cannot be listened on"),
+        (["--relay-only"], "--join URL is missing"),
         (["job", "check", "digits.py:Digits", "--params", "{"], "--params is no JSON"),
         (["job", "check", "digits.py:Digits", "--params", "[]"], "must be a JSON object"),
     ],
@@ -50,6 +59,34 @@ def test_a_dry_run_prints_what_would_be_announced(capsys: pytest.CaptureFixture[
     assert (told["name"], [device["id"] for device in told["devices"]]) == ("box", ["cpu:0", "cpu:1"])
     assert (told["run"], told["job_dir"], told["emulate_ms_per_batch"]) == (3, str(JOBS), None)
     assert told["versions"]["torch"]
+
+
+def test_a_relay_only_host_announces_no_device_and_a_name_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run", "--relay-only", "--join", "host"], {}) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["relay_only"], told["devices"]) == (True, [])
+    assert told["name"] == f"{socket.gethostname()}-relay"
+
+
+def test_a_taken_port_is_named_with_a_cure(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--join", "host", "--relay-only", "--listen", f"127.0.0.1:{port}"], {}) == ExitCode.USAGE
+    assert f"port {port} on 127.0.0.1 cannot be listened on" in (said := capsys.readouterr().err)
+    assert "choose another with --listen" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":8471", ("", 8471)),
+        ("10.0.0.5:0", ("10.0.0.5", 0)),
+        ("[::1]:99", ("::1", 99)),
+        ("relay.lan:1", ("relay.lan", 1)),
+    ],
+)
+def test_where_a_relay_only_host_listens(text: str, address: tuple[str, int]) -> None:
+    assert listen_address(text) == address
 
 
 class Options:

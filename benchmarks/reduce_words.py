@@ -1,0 +1,91 @@
+"""Tables of ``benchmarks.reduce``. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def one_host(found: dict[str, Any]) -> list[str]:
+    """Lines of the table by world and size."""
+    lines = [
+        "One host: a round against gloo's all_reduce, ms, median (least to most)",
+        "",
+        "| ranks | MB | Marchline | gloo | ratio | others' cores | turns dropped |",
+        "|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        cells = [row["world"], f"{row['megabytes']:g}", _ms(row["ours"]), _ms(row["gloo"]), f"**{row['ratio']:.2f}**"]
+        lines.append(_line([*cells, *_noise(row)]))
+    return lines
+
+
+def links(found: dict[str, Any]) -> list[str]:
+    """Lines of the table by hosts and encoding."""
+    if "skipped" in found:
+        return [f"Limited links were left out: {found['skipped']}."]
+    lines = [
+        f"Hosts on links of {found['mbit']:g} Mbit/s each way (tc tbf at both ends, burst {found['burst_bytes'] >> 10} "
+        f"KiB, queue {found['queue_bytes'] >> 10} KiB), ms, median (least to most).",
+        "The controller is in the root namespace, on the bridge, without a limit of its own, unless the row says so.",
+        "",
+        "| hosts | wire | Marchline | of the line | gloo | ratio | gloo bf16 | TCP stream | others' cores | dropped |",
+        "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        wire = f"{row['encoding']}{', controller limited too' if row['controller_limited'] else ''}"
+        if "failed" in row:
+            lines.append(_line([row["hosts"], wire, f"did not run: {row['failed']}"]))
+            continue
+        small = _ms(row["gloo_bf16"]) if "gloo_bf16" in row else "-"
+        cells = [row["hosts"], wire, _ms(row["ours"]), f"{row['of_line']:.2f}", _ms(row["gloo"]), f"{row['ratio']:.2f}"]
+        lines.append(_line([*cells, small, f"{row['raw_mbit']:.0f} Mbit/s", *_noise(row)]))
+    return lines
+
+
+def memory(found: dict[str, Any]) -> list[str]:
+    """Lines of the table by hosts."""
+    model = found["megabytes"]
+    lines = [
+        f"Peak resident memory at {model:g} MB, everything streamed (VmHWM, MB; shared mappings and memfd included)",
+        "",
+        "| hosts | controller | per further host | relay | rank |",
+        "|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        growth = f"{row['growth_per_host']:.1%} of the model" if "growth_per_host" in row else "-"
+        sizes = [f"{row[kind] / 1e6:.0f}" for kind in ("controller", "relay", "rank")]
+        lines.append(_line([row["hosts"], sizes[0], growth, *sizes[1:]]))
+    return lines
+
+
+def ticks(found: dict[str, Any]) -> list[str]:
+    """Lines of the table by layout."""
+    lines = [
+        f"The controller's pulse during rounds of {found['megabytes']:g} MB back to back, {found['seconds']:g} s, ms.",
+        "Tick: from an event or deadline to its being handled (p50, p99 at most 19 % too long). Loop lag: how late a",
+        "timer was served. A heartbeat is late by what it came later than a period after the one before: here, at the",
+        "controller, and there, at an agent.",
+        "",
+        "| layout | rounds | round | tick p50 | p99 | max | loop lag max | heartbeat late, here | there |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found["rows"]:
+        layout = f"{row['hosts']} hosts, streamed" if row["stream"] else "one host, 2 ranks"
+        names = ("tick_p50", "tick_p99", "tick_max", "loop_lag_max", "heartbeat_late_max", "heard_late_max")
+        figures = [f"{row['pulse'][name] * 1000:.1f}" if name in row["pulse"] else "-" for name in names]
+        lines.append(_line([layout, row["round"]["times"], _ms(row["round"]), *figures]))
+    return lines
+
+
+def _ms(figures: dict[str, float]) -> str:
+    digits = 1 if figures["median_ms"] < 100 else 0
+    return f"{figures['median_ms']:.{digits}f} ({figures['min_ms']:.{digits}f} to {figures['max_ms']:.{digits}f})"
+
+
+def _noise(row: dict[str, Any]) -> list[str]:
+    others = row["others"]
+    return [f"{min(others):.2f} to {max(others):.2f}", str(row["dropped"])]
+
+
+def _line(cells: list[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
