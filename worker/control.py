@@ -294,8 +294,10 @@ class Control:
             raise IllegalMessage(message, self.state, "there is no round to go back to")
         held, self._last_round = self._last_round, None
         self.state = State.IDLE
-        self.chunk = self._snapshot = self._last_done = None
+        self.chunk = self._snapshot = None
+        self._excluded = False
         self._waiting.clear()
+        self._done.clear()  # what was done since is dealt again
         self.steps_since_round = self._packed_steps = 0
         return [Back(held)]
 

@@ -9,6 +9,7 @@ from wire.messages import (
     RankReady,
     RequestLocalState,
     RequestParams,
+    Rewind,
     RoundCommitted,
     Shutdown,
     SnapshotReady,
@@ -17,6 +18,7 @@ from wire.messages import (
 )
 from worker.control import (
     Adopt,
+    Back,
     Control,
     IllegalMessage,
     Leave,
@@ -202,6 +204,38 @@ def test_what_has_no_row_is_illegal(message: object) -> None:
     control.receive(commit(0))
     with pytest.raises(IllegalMessage, match="while idle"):
         control.receive(message)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "prepare", [[], [chunk(offset=8)], [chunk(offset=8), request(4)]], ids=["idle", "work", "pack"]
+)
+def test_a_rank_that_goes_back_does_again_what_no_round_has_accepted(prepare: list, overlap: bool) -> None:
+    control = Control(rank=1, gamma=1.0, overlap=overlap)
+    control.receive(request(3))
+    control.receive(commit(3))
+    control.receive(chunk())
+    control.step_done()
+    control.chunk_done()
+    for earlier in prepare:
+        control.receive(earlier)
+    assert control.receive(Rewind(reason="gone")) == [Back(3)]
+    assert (control.state, control.chunk, control.steps_since_round) == (State.IDLE, None, 0)
+    assert isinstance(control.receive(request(-1, initial=True))[0], Pack)
+    control.receive(commit(-1))
+    assert Train(chunk()) in control.receive(chunk()), "done before, and void: it is dealt again"
+
+
+def test_the_root_of_an_initial_broadcast_need_not_be_rank_0() -> None:
+    for rank in (0, 1):
+        (pack,) = Control(rank, gamma=1.0).receive(RequestParams(-1, 0, True, root=1))
+        assert isinstance(pack, Pack)
+        assert pack.ready.mass == float(rank == 1)
+
+
+def test_there_is_no_going_back_before_the_first_broadcast() -> None:
+    with pytest.raises(IllegalMessage, match="no round to go back to"):
+        Control(rank=0, gamma=1.0).receive(Rewind(reason="gone"))
 
 
 def test_the_next_round_cannot_open_inside_an_open_one() -> None:
