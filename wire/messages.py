@@ -402,7 +402,8 @@ class RankFailed(Message, frozen=True):
 
 
 class DeclareDead(Message, frozen=True):
-    """controller -> relays and ranks: this rank is out; its frames are refused from now on."""
+    """controller -> relays and ranks: this rank is out; its frames are refused from now on. controller -> agent of its
+    host: end what is left of it."""
 
     rank: int
     reason: str

@@ -174,7 +174,7 @@ class Relay:
             case DeclareDead():
                 if message.rank in self._fold.live:  # every relay hears of every death
                     logger.info("rank %s was declared dead: %s", message.rank, message.reason)
-                    self._ports.refuse(message.rank)
+                    self._ports.refuse(message.rank, message)
                     self._uploads.begin(self._fold.dead(message.rank))
             case _:
                 raise LinkRefused(f"the controller sent {type(message).__name__}, which is not for a relay")
