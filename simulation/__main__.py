@@ -1,4 +1,5 @@
-"""``python -m simulation``: one world from options or a script, or many random ones on trial."""
+"""``python -m simulation``: one world from options or a script, or many random ones on trial. ``faults`` and
+``mutants`` are verbs of their own (``verbs``)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from simulation.report import lines, report
 from simulation.script import HostLine, Script, ScriptError
 from simulation.shrink import shrink_failure
 from simulation.trial import hold
+from simulation.verbs import VERBS
 from simulation.worlds import draw
 
 FOREVER = 1e9
@@ -22,7 +24,10 @@ FOREVER = 1e9
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; the exit status is 0, 1 when a world broke or did not end well, 2 for bad options."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in VERBS:
+        return VERBS[words[0]](words[1:])
+    options = _parser().parse_args(words)
     try:
         return _trials(options) if options.seeds else _one(options)
     except ScriptError as error:

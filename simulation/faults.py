@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from backend.core.vocabulary import Effect, Event, HostSaid, LinkLost, RelayLost
+from backend.core.vocabulary import Effect, Event, LinkLost, RelayLost
 from simulation.played import PlayedHost, PlayedRank
 from simulation.rounds import PlayedPlane
-from wire.messages import ExitCause, RankExited, Shutdown
+from wire.messages import ExitCause, Message, RankExited, Shutdown
 
 
 class Faults:
@@ -21,12 +21,16 @@ class Faults:
         """Hand the core one event now and perform what it says."""
         raise NotImplementedError
 
+    def host_says(self, host: PlayedHost, message: Message) -> None:
+        """The controller hears it from a host's agent."""
+        raise NotImplementedError
+
     def kill(self, rank: int, code: int = -9, signal: str = "SIGKILL", **cause: Any) -> None:
         """A rank's process ends without being asked to; its agent reports it at once."""
         played = self.ranks[rank]
         played.alive = False
         exit_cause = ExitCause(code=code, signal=signal, last_step=played.steps, **cause)
-        self.feed(HostSaid(played.host.link, RankExited(rank=rank, cause=exit_cause)))
+        self.host_says(played.host, RankExited(rank=rank, cause=exit_cause))
 
     def unplug(self, name: str) -> None:
         """A host's links end at once."""

@@ -10,7 +10,18 @@ from __future__ import annotations
 from math import isfinite
 from typing import Any
 
-from backend.core.vocabulary import Effect, End, Event, OpenRound, RankSaid, Record, RoundFinished, SendRank, SendRelay
+from backend.core.vocabulary import (
+    Effect,
+    End,
+    Event,
+    OpenRound,
+    RankSaid,
+    Record,
+    Refused,
+    RoundFinished,
+    SendRank,
+    SendRelay,
+)
 from simulation.played import Batch
 from simulation.rounds import Sum
 from simulation.theatre import Theatre
@@ -33,8 +44,8 @@ class Oracle(Watcher):
         """by epoch and sample: where the core says that it is"""
         self._given: dict[int, list[Batch]] = {}
         """by rank: batches whose round is not committed, in the order in which they were dealt"""
-        self._held: dict[int, StartChunk] = {}
-        """by rank: the chunk in flight"""
+        self._held: dict[int, set[Batch]] = {}
+        """by rank: chunks that it was given and did not report as done"""
         self._losing: dict[int, list[Batch]] = {}
         """by rank that was left out of the open round: batches that the core says are lost"""
         self._in_vain: dict[int, list[Batch]] = {}
@@ -53,17 +64,19 @@ class Oracle(Watcher):
         if isinstance(event, RoundFinished):
             self._finished = event
         elif isinstance(event, RankSaid) and isinstance(event.message, ChunkDone) and event.rank not in self.dead:
-            self._held.pop(event.rank, None)
+            self._held.get(event.rank, set()).discard(_range(event.message))
 
     def effect(self, now: float, effect: Effect) -> None:
-        assert not self.ended, f"L14: {type(effect).__name__} after the end"
+        assert not self.ended or isinstance(effect, Refused), f"L14: {type(effect).__name__} after the end"
         match effect:
             case SendRank(rank=rank, message=message):
                 assert rank not in self.dead, f"L3: {type(message).__name__} for rank {rank}, which is dead"
                 if isinstance(message, StartChunk):
                     self._chunk(rank, message)
                 elif isinstance(message, RequestParams):
-                    assert rank not in self._held or self.play.overlap, f"rank {rank} is asked in the middle of a chunk"
+                    assert not self._held.get(rank) or self.play.overlap, (
+                        f"rank {rank} is asked in the middle of a chunk"
+                    )
             case SendRelay(message=RoundCommitted(round=number, attempt=attempt)):
                 assert self._finished is not None, f"L1: round {number} is committed before it was summed"
                 assert (self._finished.round, self._finished.attempt) == (number, attempt), "L1: another sum"
@@ -117,8 +130,11 @@ class Oracle(Watcher):
         assert 0 <= chunk.offset < chunk.offset + chunk.size <= samples, f"L2: {chunk} is not in the epoch"
         assert chunk.batches == -(-chunk.size // size), f"{chunk} in batches of {size}"
         assert chunk.epoch == len(self._epochs), f"L2: {chunk} while {len(self._epochs)} is open"
-        assert rank not in self._held or self.play.overlap, f"rank {rank} gets {chunk} while it holds {self._held}"
-        self._held[rank] = chunk
+        held = self._held.setdefault(rank, set())
+        if _range(chunk) in held:
+            return  # a plan that may have got lost, issued again
+        assert not held or self.play.overlap, f"rank {rank} gets {chunk} while it holds {held}"
+        held.add(_range(chunk))
         end = chunk.offset + chunk.size
         given = self._given.setdefault(rank, [])
         for offset in range(chunk.offset, end, size):
@@ -191,3 +207,7 @@ class Oracle(Watcher):
             assert where.count(LOST, start, end) == piece["size"], f"L2: {piece} is listed as lost and is not"
             accepted += piece["size"]
         assert accepted == self.play.samples, f"L2: {accepted} of {self.play.samples} samples are accepted or lost"
+
+
+def _range(chunk: StartChunk | ChunkDone) -> Batch:
+    return chunk.epoch, chunk.offset, chunk.size

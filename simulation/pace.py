@@ -37,6 +37,11 @@ class Pace:
     paused_until: float = 0.0
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
+    @classmethod
+    def of(cls, pace: float | Pace) -> Pace:
+        """A number is the ms a batch."""
+        return pace if isinstance(pace, Pace) else cls(ms=float(pace))
+
     def batch(self, now: float, *, first: bool) -> BatchCost:
         """The cost of the batch that starts now; ``first`` of its chunk. A pause counts as computing."""
         ms, data_ms = self.ms, self.data_ms

@@ -7,7 +7,9 @@ value and a rank that adopted another one is found out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import nan
 from typing import Any, Protocol
 
@@ -53,6 +55,11 @@ class PlayedHost:
     told: list[Any] = field(default_factory=list)
     ranks: list[PlayedRank] = field(default_factory=list)
 
+    @property
+    def address(self) -> str:
+        """As the controller sees it."""
+        return f"10.0.{self.link >> 8}.{self.link & 255}"
+
 
 @dataclass(slots=True)
 class Packed:
@@ -86,6 +93,10 @@ class Setting(Protocol):
 
     def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
         """The consensus is adopted; the controller hears of it at that moment."""
+        ...
+
+    def survives(self, played: PlayedRank, batch: Batch) -> bool:
+        """Whether the rank comes through this batch."""
         ...
 
     def trained(self, played: PlayedRank, batch: Batch) -> None:
@@ -142,6 +153,11 @@ class PlayedRank:
         self._started_at = 0.0
         self._elapsed = 0.0
         self._stall = 0.0
+        self._known: deque[Batch] = deque(maxlen=64)
+        """the newest chunks that it was given: a plan may come twice"""
+        self.stopped = False
+        """its process stands still: what is to happen to it waits"""
+        self._backlog: list[Callable[[], None]] = []
         setting.meter.join(rank, pace.solo_ms)
 
     @property
@@ -155,12 +171,35 @@ class PlayedRank:
         self._alive = alive
 
     @property
-    def packed_batches(self) -> list[Batch]:
-        """Batches behind the contribution in its arena."""
-        return self._packed.batches if self._packed else []
+    def state(self) -> str:
+        """What its agent reads of it."""
+        if self._packed is not None and not self._setting.overlap:
+            return "reducing"
+        return "idle" if self._chunk is None else "working"
+
+    def stop(self) -> None:
+        """The process is stopped (SIGSTOP, or user code that holds it up); nobody is told."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """It runs again, and takes up what came meanwhile, in order."""
+        self.stopped = False
+        backlog, self._backlog = self._backlog, []
+        for act in backlog:
+            self.when_running(act)
+
+    def when_running(self, act: Callable[[], None]) -> None:
+        """Do this now or, while the process is stopped, once it runs again; never when it is dead."""
+        if self.stopped:
+            self._backlog.append(act)
+        elif self._alive:
+            act()
 
     def receive(self, message: Message) -> None:
         """Do what the controller says."""
+        if self.stopped:
+            self._backlog.append(partial(self.receive, message))
+            return
         setting = self._setting
         soon = setting.stage.now + self.host.line.latency_seconds
         match message:
@@ -174,7 +213,8 @@ class PlayedRank:
                 setting.say(self, LocalState(checkpoint=checkpoint, part=0, parts=1, data=b"local"), soon)
             case Shutdown():
                 setting.say(self, Exiting(steps=self.steps), soon)
-                setting.stage.after(LEAVING_SECONDS, setting.exited, self, order=self.rank)
+                leave = partial(self.when_running, partial(setting.exited, self))
+                setting.stage.after(LEAVING_SECONDS, leave, order=self.rank)
 
     def in_order(self, when: float) -> float:
         """When a word arrives that would, on a free line, at this moment: none overtakes another."""
@@ -190,6 +230,9 @@ class PlayedRank:
 
     def adopt(self, value: float | None) -> None:
         """The round is committed; ``value`` is its consensus, none when nobody worked."""
+        if self.stopped:
+            self._backlog.append(partial(self.adopt, value))
+            return
         if self._packed is None:
             return
         if self._chunk is not None and not self._halted:
@@ -201,8 +244,10 @@ class PlayedRank:
     # ------------------------------------------------------------------------------------------------- batches
 
     def _start(self, chunk: StartChunk) -> None:
-        if self.deaf:
+        known = (chunk.epoch, chunk.offset, chunk.size)
+        if self.deaf or known in self._known:
             return
+        self._known.append(known)
         if self._chunk is not None or (self._packed is not None and not self._setting.overlap):
             self._waiting.append(chunk)
         else:
@@ -227,6 +272,9 @@ class PlayedRank:
         setting = self._setting
         if not self._alive:
             return
+        if self.stopped:
+            self._backlog.append(partial(self._batch_done, chunk, cost))
+            return
         if self._stall:
             longer = self._stall * 1000
             cost = BatchCost(cost.compute_ms + longer, cost.data_ms, cost.solo_ms + longer)
@@ -236,6 +284,8 @@ class PlayedRank:
             return
         samples = min(setting.batch_size, chunk.offset + chunk.size - self._position)
         batch = (chunk.epoch, self._position, samples)
+        if not setting.survives(self, batch):
+            return
         self._position += samples
         self.w += nan if self.spoiled else 1
         self.spoiled = max(0, self.spoiled - 1)

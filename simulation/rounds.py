@@ -8,6 +8,7 @@ from math import isfinite
 
 from backend.core.round_cost import Line, RoundCost
 from backend.core.vocabulary import AbortRound, Event, NonFiniteValue, OpenRound, RoundBroken, RoundFinished
+from simulation.played import Batch, Packed
 from simulation.stage import Stage
 from wire.mass import gamma_mass, is_realized, mover_mass
 
@@ -18,8 +19,8 @@ F32_BYTES = 4
 class _Attempt:
     opened: OpenRound
     waiting: set[int]
-    contributions: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """steps and parameters by rank"""
+    contributions: dict[int, Packed] = field(default_factory=dict)
+    """by rank"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Sum:
 
     value: float | None
     steps: dict[int, int]
+    batches: dict[int, list[Batch]]
+    """what is in it, symbolically: the batches behind each rank's contribution"""
 
 
 class PlayedPlane:
@@ -43,9 +46,15 @@ class PlayedPlane:
         """by host"""
         self.poisoned: set[int] = set()
         """hosts whose next contribution is refused"""
+        self.broken_sums = 0
+        """so many sums from now on fail, and no host is to blame"""
         self.staged: dict[tuple[int, int], Sum] = {}
         self._feed = feed
         self._attempt: _Attempt | None = None
+
+    def tell(self, feed: Callable[[Event], object]) -> None:
+        """From now on this takes the events."""
+        self._feed = feed
 
     def open(self, effect: OpenRound) -> None:
         """Expect these contributions."""
@@ -57,13 +66,14 @@ class PlayedPlane:
         attempt = self._attempt
         if attempt is not None and (attempt.opened.round, attempt.opened.attempt) == (effect.round, effect.attempt):
             self._attempt = None
+        self.staged.pop((effect.round, effect.attempt), None)  # a sum that nobody committed is taken back
 
-    def contribute(self, rank: int, key: tuple[int, int], steps: int, w: float) -> None:
+    def contribute(self, rank: int, key: tuple[int, int], packed: Packed) -> None:
         """A rank's arena is ready; with the last one the sum starts. ``key`` is round and attempt."""
         attempt = self._attempt
         if attempt is None or (attempt.opened.round, attempt.opened.attempt) != key:
             return
-        attempt.contributions[rank] = (steps, w)
+        attempt.contributions[rank] = packed
         attempt.waiting.discard(rank)
         if attempt.waiting:
             return
@@ -96,9 +106,14 @@ class PlayedPlane:
             what = NonFiniteValue(bad, 0, "nan")
             self._feed(RoundBroken(*key, reason="a value is not finite", host=host, non_finite=what))
             return
-        steps = {rank: steps for rank, (steps, _) in attempt.contributions.items()}
+        if self.broken_sums:
+            self.broken_sums -= 1
+            self._feed(RoundBroken(*key, reason="slice 0 could not be summed: MemoryError()"))
+            return
+        steps = {rank: packed.steps for rank, packed in attempt.contributions.items()}
         mass, value = self._sum(attempt)
-        self.staged[key] = Sum(value, steps)
+        batches = {rank: packed.batches for rank, packed in attempt.contributions.items()}
+        self.staged[key] = Sum(value, steps, batches)
         realized = is_realized(mass)
         size = self._bytes(opened) if realized else 0
         self._feed(
@@ -119,13 +134,13 @@ class PlayedPlane:
         """The first rank, host by host, that contributes no number. Who did no work is never read."""
         ranks = (rank for ranks in attempt.opened.hosts.values() for rank in ranks)
         given = attempt.contributions
-        return next((rank for rank in ranks if given[rank][0] and not isfinite(given[rank][1])), None)
+        return next((rank for rank in ranks if given[rank].steps and not isfinite(given[rank].w)), None)
 
     def _sum(self, attempt: _Attempt) -> tuple[float, float | None]:
         gamma = 1.0 if attempt.opened.initial else self.gamma
-        masses = {rank: gamma_mass(steps, gamma) for rank, (steps, _) in attempt.contributions.items()}
+        masses = {rank: gamma_mass(packed.steps, gamma) for rank, packed in attempt.contributions.items()}
         total = sum(masses.values())
         if not is_realized(total):
             return 0.0, None
         given = attempt.contributions
-        return total, sum(masses[rank] * w for rank, (steps, w) in given.items() if steps) / total
+        return total, sum(masses[rank] * packed.w for rank, packed in given.items() if packed.steps) / total

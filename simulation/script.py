@@ -4,7 +4,7 @@
                          of what links and bytes give); model_mb, uplink_mbit, controller_mbit, latency_ms, memory_gbs;
                          divergence and lr (that ranks report); local (tensors that are not averaged); checkpoint_error
                          (why none can be written); settle (rounds left out of the figures); dice (the seed of all that
-                         is random)
+                         is random); wires (1: an ordeal, simulation/ordeal.py), and of those inbox and linger (seconds)
     host NAME MS [MS ...] [OPTION=VALUE ...]
                          a host that dials in at once, one rank for each ms a batch; options: data_ms, fill_ms, jitter,
                          drift, drift_seconds, phase, uplink_mbit, latency_ms
@@ -18,6 +18,7 @@
                          make its parameters NaN; deaf: a loader hangs; quit: the process takes its leave unasked
     at T speed RANK MS | pause RANK SECONDS | lr VALUE | lag SECONDS
                          what may change; lag: the controller itself was away for so long
+    at T ...             with ``run wires=1`` what is said takes its way over links, and more may strike; see ``acts``
     when open|commit ROUND ACT ...
                          the same, at the very moment when a round is opened or committed for the first time
     until T              let time pass to T (default: to the end)
@@ -35,17 +36,20 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.round_cost import MEMORY_BYTES_PER_SECOND, Line, RoundCost, link_bytes_per_second
-from backend.core.vocabulary import Effect, Lagged, OpenRound
+from backend.core.vocabulary import Effect, OpenRound
+from simulation.acts import ACTS, OPERATOR
+from simulation.ordeal import Ordeal
 from simulation.pace import Pace
 from simulation.played import LATENCY, Batch
+from simulation.props import LOCAL_TENSOR
 from simulation.rounds import Sum
-from simulation.theatre import LOCAL_TENSOR, Theatre
+from simulation.theatre import Theatre
 from simulation.watch import Watcher
 
 STAGE_KEYS = frozenset(
     {
         *("samples", "reduce", "model_mb", "uplink_mbit", "controller_mbit", "latency_ms", "memory_gbs"),
-        *("settle", "dice", "divergence", "lr", "local", "checkpoint_error"),
+        *("settle", "dice", "divergence", "lr", "local", "checkpoint_error", "wires", "inbox", "linger"),
     }
 )
 PACE_OPTIONS = frozenset({"data_ms", "fill_ms", "jitter", "drift", "drift_seconds", "phase"})
@@ -205,7 +209,8 @@ class Script:
 
     def theatre(self, *, check: bool = True, stopwatch: Callable[[], float] | None = None) -> Theatre:
         """The stage; nobody has dialled in yet."""
-        play = Theatre(
+        stage = Ordeal if self.run.get("wires") == "1" else Theatre
+        play = stage(
             self.config(),
             samples=int(self.number("samples", 60)),
             cost=self.cost(),
@@ -219,6 +224,9 @@ class Script:
         play.lr = float(self.run["lr"]) if "lr" in self.run else None
         play.checkpoint_error = self.run.get("checkpoint_error", "")
         play.layout += [LOCAL_TENSOR] * int(self.number("local", 0))
+        if isinstance(play, Ordeal):
+            play.inbox_seconds = self.number("inbox", 0.0)
+            play.linger_seconds = self.number("linger", 0.0)
         return play
 
     def put_on(self, play: Theatre) -> None:
@@ -238,6 +246,12 @@ class Script:
     def join(self, play: Theatre, host: HostLine) -> None:
         """The host dials in."""
         play.join(host.name, *host.paces(), line=self.line(host))
+
+    def dial_in(self, play: Theatre, words: list[str]) -> None:
+        """Another one does: the words of its line. In an ordeal a name has its wires, and dials in once."""
+        host = HostLine.parse(words)
+        if not (isinstance(play, Ordeal) and host.name in play.hosts):
+            self.join(play, host)
 
     def perform(self, play: Theatre, words: list[str]) -> None:
         """An act whose time has come. One that cannot happen any more does not."""
@@ -273,84 +287,3 @@ def _converted(kind: str, value: str) -> Any:
     if "str" in kind:
         return value
     return float(value) if "float" in kind else int(value)
-
-
-# ------------------------------------------------------------------------------------------------------ acts
-
-OPERATOR = ("start", "stop", "abort", "extend", "turn_away")
-RANK_ACTS = ("kill", "quit", "deaf", "nan", "speed", "pause")
-HOST_ACTS = ("unplug", "freeze", "relay", "poison")
-
-
-def _operate(act: str, **kinds: type) -> Callable[[Script, Theatre, list[str]], object]:
-    def perform(script: Script, play: Theatre, arguments: list[str]) -> object:
-        values = {name: kind(value) for (name, kind), value in zip(kinds.items(), arguments, strict=True)}
-        return play.operate(act, **(values or {"by": "operator"}))
-
-    return perform
-
-
-def _join(script: Script, play: Theatre, arguments: list[str]) -> None:
-    script.join(play, HostLine.parse(arguments))
-
-
-def _kill(script: Script, play: Theatre, arguments: list[str]) -> None:
-    rank, *signal = arguments
-    if _lives(play, int(rank)):
-        play.kill(int(rank), signal=signal[0] if signal else "SIGKILL")
-
-
-def _to_host(strike: Callable[[Theatre, str], object]) -> Callable[[Script, Theatre, list[str]], object]:
-    def perform(script: Script, play: Theatre, arguments: list[str]) -> object:
-        (name,) = arguments
-        return strike(play, name) if play.hosts[name].alive else None
-
-    return perform
-
-
-def _to_rank(
-    strike: Callable[..., object], *kinds: type, strict: bool = True
-) -> Callable[[Script, Theatre, list[str]], object]:
-    def perform(script: Script, play: Theatre, arguments: list[str]) -> object:
-        rank, *values = arguments
-        if not _lives(play, int(rank)):
-            return None
-        return strike(play, int(rank), *(kind(value) for kind, value in zip(kinds, values, strict=strict)))
-
-    return perform
-
-
-def _set_lr(script: Script, play: Theatre, arguments: list[str]) -> None:
-    (value,) = arguments
-    play.lr = float(value)
-
-
-def _lag(script: Script, play: Theatre, arguments: list[str]) -> None:
-    (seconds,) = arguments
-    play.feed(Lagged(float(seconds)))
-
-
-def _lives(play: Theatre, rank: int) -> bool:
-    return rank in play.ranks and play.ranks[rank].alive
-
-
-ACTS: dict[str, Callable[[Script, Theatre, list[str]], object]] = {
-    "join": _join,
-    "start": _operate("start"),
-    "stop": _operate("stop"),
-    "abort": _operate("abort"),
-    "extend": _operate("extend", seconds=float),
-    "turn_away": _operate("turn_away", host=int),
-    "kill": _kill,
-    "unplug": _to_host(Theatre.unplug),
-    "freeze": _to_host(Theatre.freeze),
-    "relay": _to_host(Theatre.lose_relay),
-    "poison": _to_host(Theatre.poison),
-    "nan": _to_rank(Theatre.spoil, int, strict=False),
-    "deaf": _to_rank(Theatre.deafen),
-    "quit": _to_rank(Theatre.quit),
-    "speed": _to_rank(Theatre.set_speed, float),
-    "pause": _to_rank(Theatre.pause, float),
-    "lr": _set_lr,
-    "lag": _lag,
-}

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from simulation.script import HOST_ACTS, RANK_ACTS, Act, HostLine, Script
+from simulation.acts import HOST_ACTS, RANK_ACTS
+from simulation.script import Act, HostLine, Script
 from simulation.trial import Failure, hold
 
 MOST_PLAYS = 400

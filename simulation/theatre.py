@@ -38,15 +38,15 @@ from backend.core.vocabulary import (
     Tick,
     WriteCheckpoint,
 )
+from simulation import props
 from simulation.faults import Faults
 from simulation.figures import Meter
 from simulation.pace import Pace
 from simulation.played import Batch, Packed, PlayedHost, PlayedRank
-from simulation.rounds import PlayedPlane
+from simulation.rounds import PlayedPlane, Sum
 from simulation.stage import Stage
 from simulation.watch import CoreTime, Watcher
 from wire.messages import (
-    WIRE_VERSION,
     Accept,
     Device,
     ExitCause,
@@ -57,6 +57,7 @@ from wire.messages import (
     ProbeReport,
     RankAssignment,
     RankExited,
+    RankProgress,
     RankReady,
     Reject,
     RequestParams,
@@ -64,15 +65,8 @@ from wire.messages import (
     RunEnded,
     SyncAck,
     TensorSpec,
-    Versions,
     WorldFormed,
 )
-
-VERSIONS = Versions(marchline="0.1.0", wire=WIRE_VERSION, python="3.11.7", torch="2.13.0")
-ONE_NUMBER = [TensorSpec(name="w", section="params", dtype="float32", shape=[1], offset=0)]
-LOCAL_TENSOR = TensorSpec(name="batches", section="local", dtype="int64", shape=[1])
-INSTANT = RoundCost(0.0, float("inf"))
-RELAY_SECONDS, READY_SECONDS, CHECKPOINT_SECONDS = 0.04, 0.05, 0.01
 
 
 class Theatre(Faults):
@@ -85,7 +79,7 @@ class Theatre(Faults):
         samples: int = 60,
         layout: list[TensorSpec] | None = None,
         salt: bytes = b"salt",
-        cost: RoundCost = INSTANT,
+        cost: RoundCost = props.INSTANT,
         seed: int = 0,
         check: bool = True,
         stopwatch: Callable[[], float] | None = None,
@@ -93,7 +87,7 @@ class Theatre(Faults):
         """``samples`` an epoch; ``check`` the core after every event; ``stopwatch`` in seconds, to time the core."""
         self.config = config
         self.samples = samples
-        self.layout = list(layout or ONE_NUMBER)
+        self.layout = list(layout or props.ONE_NUMBER)
         self.cost = cost
         self.batch_size = config.batch_size
         self.overlap = config.mode.endswith("_async")
@@ -159,7 +153,7 @@ class Theatre(Faults):
         self, name: str, *paces: float | Pace, line: Line | None = None, emulated: bool = False, **hello: Any
     ) -> PlayedHost:
         """A host dials in now with one device for each pace (a number is its ms a batch)."""
-        host = PlayedHost(name=name, link=next(self._links), paces=[_pace(pace) for pace in paces])
+        host = PlayedHost(name=name, link=next(self._links), paces=[Pace.of(pace) for pace in paces])
         host.line = line or host.line
         self.hosts[name] = self._host_of_link[host.link] = host
         devices = [Device(id=f"cpu:{index}", type="cpu") for index in range(len(paces))]
@@ -167,10 +161,10 @@ class Theatre(Faults):
         fields: dict[str, Any] = {
             "host": name,
             "devices": devices,
-            "versions": VERSIONS,
+            "versions": props.VERSIONS,
             "emulate_ms_per_batch": emulate,
         } | hello
-        self.feed(HostSaid(host.link, Hello(**fields), address=_address(host)))
+        self.host_says(host, Hello(**fields))
         self.stage.after(self.config.heartbeat_seconds, self._beat, host)
         return host
 
@@ -184,10 +178,9 @@ class Theatre(Faults):
         if self._check:
             self.cohort.check()
         for effect in effects:
-            for watcher in self.watchers:
-                watcher.effect(now, effect)
-            if not self.intercept(effect):
-                self._acts[type(effect)](effect)
+            self._perform(effect)
+        for watcher in self.watchers:
+            watcher.handled(now, event, effects)
         return effects
 
     def operate(self, act: str, **arguments: Any) -> list[Refused]:
@@ -223,6 +216,14 @@ class Theatre(Faults):
 
     # ----------------------------------------------------------------------------------- what the ranks ask for
 
+    def host_says(self, host: PlayedHost, message: Message) -> None:
+        """The controller hears it from a host's agent."""
+        self.feed(HostSaid(host.link, message, host.address))
+
+    def progress(self, host: PlayedHost) -> list[RankProgress]:
+        """What the agent reads of its ranks."""
+        return []
+
     def say(self, played: PlayedRank, message: Message, when: float) -> None:
         """The controller hears it at that moment, if the rank still lives."""
         self.stage.at(played.in_order(when), self._heard, played, message, order=played.rank)
@@ -230,7 +231,7 @@ class Theatre(Faults):
     def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
         """A rank's arena holds its contribution."""
         if played.alive:
-            self.plane.contribute(played.rank, (request.round, request.attempt), packed.steps, packed.w)
+            self.plane.contribute(played.rank, (request.round, request.attempt), packed)
 
     def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
         """The consensus is adopted; the controller hears of it at that moment."""
@@ -256,8 +257,10 @@ class Theatre(Faults):
         adopted = played.adopted if self.overlap else played.w
         return "" if adopted is None else f"{adopted:.6f}"
 
+    def survives(self, played: PlayedRank, batch: Batch) -> bool:
+        return True
+
     def trained(self, played: PlayedRank, batch: Batch) -> None:
-        """A rank is done with a batch."""
         for watcher in self.watchers:
             watcher.trained(played.rank, batch)
 
@@ -270,9 +273,15 @@ class Theatre(Faults):
         """A rank's process ended as it was told to."""
         played.alive = False
         cause = ExitCause(code=0, clean=True, last_step=played.steps)
-        self.feed(HostSaid(played.host.link, RankExited(rank=played.rank, cause=cause)))
+        self.host_says(played.host, RankExited(rank=played.rank, cause=cause))
 
     # ------------------------------------------------------------------------------------------------- parts
+
+    def _perform(self, effect: Effect) -> None:
+        for watcher in self.watchers:
+            watcher.effect(self.stage.now, effect)
+        if not self.intercept(effect):
+            self._acts[type(effect)](effect)
 
     def _handle(self, event: Event, now: float) -> list[Effect]:
         stopwatch = self.core_time.stopwatch
@@ -297,7 +306,7 @@ class Theatre(Faults):
 
     def _beat(self, host: PlayedHost) -> None:
         if host.alive and self.end is None:
-            self.feed(HostSaid(host.link, HostHeartbeat(ranks=[])))
+            self.host_says(host, HostHeartbeat(ranks=self.progress(host)))
             self.stage.after(self.config.heartbeat_seconds, self._beat, host)
 
     def _heard(self, played: PlayedRank, message: Message) -> None:
@@ -317,10 +326,13 @@ class Theatre(Faults):
 
     def _to_host(self, effect: SendHost) -> None:
         host = self._host_of_link.get(effect.link)
-        if host is None or not host.alive:
-            return
-        host.told.append(effect.message)
-        match effect.message:
+        if host is not None and host.alive:
+            self.host_hears(host, effect.message)
+
+    def host_hears(self, host: PlayedHost, message: Message) -> None:
+        """An agent does what it is told."""
+        host.told.append(message)
+        match message:
             case JobOffer():
                 self.stage.after(host.line.latency_seconds, self._report, host)
             case Accept(host_id=number):
@@ -336,7 +348,7 @@ class Theatre(Faults):
         report = ProbeReport(
             job_hash="j", sources_hash="s", layout=self.layout, dataset_signature="d", dataset_size=self.samples
         )
-        self.feed(HostSaid(host.link, report, _address(host)))
+        self.host_says(host, report)
 
     def spawn(self, host: PlayedHost, assignments: list[RankAssignment]) -> None:
         """The host starts its processes."""
@@ -347,8 +359,12 @@ class Theatre(Faults):
             host.ranks.append(played)
             self.ranks[rank] = played
             ready = RankReady(layout_hash="L", params_elements=self._elements, buffers_elements=0)
-            self.say(played, ready, self.stage.now + READY_SECONDS)
-        self.stage.after(RELAY_SECONDS, lambda: self.feed(RelayAttached(host.host)))
+            self.say(played, ready, self.stage.now + props.READY_SECONDS)
+        self.stage.after(props.RELAY_SECONDS, self.attach, host)
+
+    def attach(self, host: PlayedHost) -> None:
+        """Both links of the host's relay are up."""
+        self.feed(RelayAttached(host.host))
 
     @property
     def _elements(self) -> int:
@@ -361,28 +377,23 @@ class Theatre(Faults):
 
     def _to_relay(self, effect: SendRelay) -> None:
         message = effect.message
-        if not isinstance(message, RoundCommitted):
-            return
+        if isinstance(message, RoundCommitted):
+            result = self._committed(message)
+            for played in self._host_of_number[effect.host].ranks:
+                if played.alive:
+                    played.adopt(result.value)
+
+    def _committed(self, message: RoundCommitted) -> Sum:
+        """The sum behind a commit; whoever looks on hears of it once."""
         key = (message.round, message.attempt)
         result = self.plane.staged[key]
         if key != self._last_commit:
             self._last_commit = key
-            batches = {rank: self.ranks[rank].packed_batches for rank in result.steps}
             for watcher in self.watchers:
-                watcher.committed(message.round, result, batches)
-        for played in self._host_of_number[effect.host].ranks:
-            if played.alive:
-                played.adopt(result.value)
+                watcher.committed(message.round, result, result.batches)
+        return result
 
     def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
         error = self.checkpoint_error
         event = CheckpointWritten(effect.checkpoint, "" if error else "model.safetensors", 4, "00", error=error)
-        self.stage.after(CHECKPOINT_SECONDS, lambda: self.feed(event))
-
-
-def _pace(pace: float | Pace) -> Pace:
-    return pace if isinstance(pace, Pace) else Pace(ms=float(pace))
-
-
-def _address(host: PlayedHost) -> str:
-    return f"10.0.{host.link >> 8}.{host.link & 255}"
+        self.stage.after(props.CHECKPOINT_SECONDS, lambda: self.feed(event))

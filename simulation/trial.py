@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from simulation.laws import Laws
 from simulation.oracle import Oracle
+from simulation.ordeal import Ordeal
 from simulation.script import Script
 from simulation.theatre import Theatre
 from simulation.transcript import Log, render
+from simulation.watch import Watcher
 
 HORIZON = 3000.0
 """virtual seconds in which every world must have ended"""
@@ -33,22 +37,32 @@ class Trial:
     failure: Failure | None
     log: Log
 
+    @property
+    def events(self) -> int:
+        """What the core was told, in number."""
+        return sum(kind == "event" for _, kind, _ in self.log.entries)
+
     def transcript(self, last: int = 60) -> str:
         """The last lines before the world ended or broke."""
         lines = render(self.log.entries).splitlines()[-last:]
         return "\n".join([*lines, f"!!! {self.failure.sentence}"] if self.failure else lines) + "\n"
 
 
-def hold(script: Script) -> Trial:
-    """Play a world."""
+def hold(script: Script, *, look_on: Callable[[Ordeal], Watcher] | None = None) -> Trial:
+    """Play a world; one over wires is held to all laws of an ordeal, and ``look_on`` makes one more watcher of it."""
     theatre = script.theatre()
     log = Log()
     theatre.watchers.append(log)
     oracle = Oracle(theatre)
+    if isinstance(theatre, Ordeal):
+        theatre.watchers[:] = [log, *([look_on(theatre)] if look_on else [])]
+        oracle = Laws(theatre)
     failure = None
     try:
         script.put_on(theatre)
         theatre.run(HORIZON)
+        if isinstance(theatre, Ordeal) and theatre.end is not None:
+            theatre.afterwards()
         oracle.finish()
     except Exception as error:  # whatever breaks is the result
         failure = Failure(f"{type(error).__name__}: {error}", f"{type(error).__name__} in {_place(error)}")

@@ -19,6 +19,9 @@ class Watcher:
     def effect(self, now: float, effect: Effect) -> None:
         """The core said so, and it is about to be performed."""
 
+    def handled(self, now: float, event: Event, effects: list[Effect]) -> None:
+        """The core was told, and all that it said is performed."""
+
     def trained(self, rank: int, batch: Batch) -> None:
         """A rank trained on a batch."""
 

@@ -51,6 +51,9 @@ from wire.messages import (
     Update,
 )
 
+REMEMBERED = 64
+"""chunks; a plan that is issued again is one of those that the controller has not heard to be done"""
+
 
 class State(StrEnum):
     """What the rank is about. Equal to the names of ``worker.progress`` where both know a state."""
@@ -149,7 +152,8 @@ class Control:
         self.steps_since_round = 0
         self.chunk: StartChunk | None = None
         self._waiting: deque[StartChunk] = deque()
-        self._last_done: tuple[int, int, int] | None = None
+        self._done: deque[tuple[int, int, int]] = deque(maxlen=REMEMBERED)
+        """the newest chunks that are done: no range is dealt to one rank twice, but its plan may come again"""
         self._snapshot: SnapshotReady | None = None
         self._packed_steps = 0
         self._excluded = False
@@ -188,13 +192,13 @@ class Control:
         if self.state is not State.WORKING or self.chunk is None:
             raise AssertionError(f"no chunk is in work while {self.state}")
         done = ChunkDone(epoch=self.chunk.epoch, offset=self.chunk.offset, size=self.chunk.size)
-        self._last_done = _range(self.chunk)
+        self._done.append(_range(self.chunk))
         self.chunk = None
         self.state = State.IDLE if self._snapshot is None else State.REDUCING
         return done, self._begin(self._waiting.popleft()) if self._waiting else []
 
     def _start(self, chunk: StartChunk) -> list[Action]:
-        known = {self._last_done, *(_range(queued) for queued in self._waiting)}
+        known = {*self._done, *(_range(queued) for queued in self._waiting)}
         if self.chunk is not None:
             known.add(_range(self.chunk))
         if _range(chunk) in known:

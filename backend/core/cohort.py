@@ -16,7 +16,8 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty
-from backend.core.join_window import JoinWindow, can_move
+from backend.core.forming import announce
+from backend.core.join_window import PROBE_SECONDS, JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
 from backend.core.membership import Membership
@@ -68,11 +69,7 @@ from wire.messages import (
     RunEnded,
     SyncAck,
     TrainingPlan,
-    WorldFormed,
 )
-
-GENERATION = 0
-"""Raised when the world changes during a run; today it never does."""
 
 
 class Cohort:
@@ -92,7 +89,8 @@ class Cohort:
         self.run_id = run_id
         self.config = config
         self.resume = resume
-        self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash)
+        probe_seconds = max(PROBE_SECONDS, 4 * config.heartbeat_timeout_seconds)  # the scale of waits reaches it too
+        self.window = JoinWindow(config, now, run_id=run_id, job_hash=job_hash, probe_seconds=probe_seconds)
         self.window.saved = resume
         self.liveness = Liveness(config.heartbeat_timeout_seconds)
         self.membership = Membership(run_id, config, self.window, self.liveness, run_salt, run_secret or b"")
@@ -135,13 +133,14 @@ class Cohort:
         """The earliest moment at which a ``Tick`` may change something; none once the run is over."""
         if self.ended:
             return None
-        rest = self.march.deadline() if self.march is not None else self.window.next_deadline()
+        rest = self.march.bounds.deadline() if self.march is not None else self.window.next_deadline()
         return min((at for at in (self.liveness.next_deadline(), rest) if at is not None), default=None)
 
     def check(self) -> None:
         """Assert every invariant; tests and the simulator call it after each event."""
-        self.window.check()
-        if self.march is not None:
+        if self.march is None:
+            self.window.check()
+        else:
             self.march.check()
 
     def snapshot(self, now: float) -> dict[str, Any]:
@@ -238,11 +237,11 @@ class Cohort:
             self._out += take_up(self.march, self.resume, now)
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
         for seat in world.hosts.values():
-            self._out += self._tell_host(world, seat, reference.dataset_size)
+            self._out += announce(world, seat, self._plan(reference.dataset_size))
 
-    def _tell_host(self, world: World, seat: HostSeat, dataset_size: int) -> list[Effect]:
+    def _plan(self, dataset_size: int) -> TrainingPlan:
         config = self.config
-        plan = TrainingPlan(
+        return TrainingPlan(
             run_id=self.run_id,
             job=config.job,
             params=dict(config.params),
@@ -257,23 +256,6 @@ class Cohort:
             blend_alpha=config.blend_alpha,
             resumed=self.resume is not None,
         )
-        assignments = world.assignments(seat.host)
-        formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
-        rows: list[Effect] = [
-            Record(
-                "ranks",
-                {
-                    "rank": assignment.rank,
-                    "host": seat.host,
-                    "local_rank": assignment.local_rank,
-                    "device": assignment.device,
-                    "emulate_ms_per_batch": seat.emulate_ms_per_batch,
-                    "state": "starting",
-                },
-            )
-            for assignment in assignments
-        ]
-        return [*rows, SendHost(seat.link, formed)]
 
     def _move(self, phase: str, reason: str) -> None:
         self._door_phase = phase
@@ -310,15 +292,16 @@ class Cohort:
             case RelayAttached(host=host, via=via):
                 march.forming.relay_attached(host, via)
             case RelayLost(host=host, reason=reason):
-                march.lose_host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
+                march.losses.host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
             case LinkLost(link=link, reason=reason):
                 seat = march.world.host_of_link(link)
                 if seat is not None:
-                    march.lose_host(seat, f"the host's link was lost: {reason}", now)
+                    march.losses.host(seat, f"the host's link was lost: {reason}", now)
             case StrangerRefused():
                 self._out += self.membership.stranger(event)
             case Lagged(seconds=seconds):
                 self._out += self.membership.lagged(seconds)
+                march.bounds.lagged(seconds)
             case Operator(act=act, arguments=arguments):
                 self._operate(march, act, arguments, now)
             case Tick():
@@ -339,14 +322,14 @@ class Cohort:
                     if progress.rank in seat.ranks:
                         march.world.ranks[progress.rank].progress = progress
             case RankExited(rank=rank, cause=cause) if rank in seat.ranks:
-                march.rank_exited(rank, cause, now)
+                march.losses.exited(rank, cause, now)
             case RelayExited(cause=cause):
                 how = cause.message or cause.signal or f"exit code {cause.code}"
-                march.lose_host(seat, f"its relay ended: {how}", now)
+                march.losses.host(seat, f"its relay ended: {how}", now)
             case Leaving(reason=reason):
-                march.lose_host(seat, f"the host left: {reason}", now)
+                march.losses.host(seat, f"the host left: {reason}", now)
             case _:
-                march.lose_host(seat, f"it sent {type(message).__name__}, which has no place there", now)
+                march.losses.host(seat, f"it sent {type(message).__name__}, which has no place there", now)
 
     def _rank_said(self, march: March, rank: int, message: Message, now: float) -> None:  # noqa: C901 one match
         seat = march.world.ranks[rank]
@@ -358,12 +341,12 @@ class Cohort:
             case BatchDone() | ChunkDone() if training:
                 try:
                     if isinstance(message, ChunkDone):
-                        self._out += march.training.chunk_done(rank, message)
+                        self._out += march.training.chunk_done(rank, message, now)
                         seat.idle_since = now
                     else:
                         march.training.batch_done(rank, message, now)
                 except WorkError as error:
-                    march.ranks_died([Casualty(rank, f"it reported work that it was not given: {error}")], now)
+                    march.losses.ranks([Casualty(rank, f"it reported work that it was not given: {error}")], now)
             case SyncAck():
                 acknowledged(march, rank, message)
             case FetchState(part=part) if self.resume is not None and not training:
@@ -375,7 +358,7 @@ class Cohort:
                 if disagreement:
                     march.fail(f"The cohort could not form: {disagreement}", now)
             case EvalResult():
-                self._out += march.evaluations.result(rank, message)
+                march.evaluated(rank, message, now)
             case LocalState():
                 self._out += march.checkpoints.local_state(rank, message, now)
             case RankFailed():
@@ -384,7 +367,7 @@ class Cohort:
                 pass  # what its exit means, its process' end will say
             case _:
                 what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
-                march.ranks_died([Casualty(rank, what)], now)
+                march.losses.ranks([Casualty(rank, what)], now)
 
     def _operate(self, march: March, act: str, arguments: dict[str, Any], now: float) -> None:
         by = str(arguments.get("by", "operator"))

@@ -20,6 +20,10 @@ MAX_OUTER_LR = 10.0
 NON_FINITE = ("exclude", "stop")
 WRITE_BACKS = ("overwrite", "blend", "delta")
 BLEND_ALPHA = 0.5
+WAITS = (
+    *("window_seconds", "cap_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds"),
+    *("forming_seconds", "stall_seconds"),
+)
 MAX_HINT_RATIO = 64.0
 """ElChe counts no device as faster than this many times another"""
 
@@ -254,6 +258,9 @@ class RunConfig:
             )
 
     def _time_problems(self) -> Iterator[Problem]:
+        for name in WAITS:
+            if not math.isfinite(getattr(self, name)):
+                yield Problem(name, "not_finite", f"{name} must be a number of seconds: every wait has an end")
         if self.heartbeat_seconds <= 0:
             yield Problem("heartbeat_seconds", "below_minimum", "heartbeat_seconds must be above 0")
         elif self.heartbeat_timeout_seconds < 3 * self.heartbeat_seconds:

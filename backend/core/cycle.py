@@ -1,7 +1,8 @@
 """The reduce cycle: one round at a time, idle or pending, from the request for parameters to the last acknowledgement.
 
     idle -> pending      open(): every living rank is asked for its parameters
-    pending -> pending   attempt aborted: a contributor died or was refused before the sum was complete; retry without
+    pending -> pending   attempt aborted: a contributor died or was refused before the sum was complete, or that failed
+                         with nobody to blame; retry with who is left
     pending -> committed the reduce plane summed exactly the expected contributions
     committed -> idle    every living rank adopted the consensus (behaviour F4 to F7, F11; design section 6)
 
@@ -31,6 +32,10 @@ class OpenedRound:
     """expected contributions of this attempt, ranks by host"""
     finished: RoundFinished | None = None
     acks: dict[int, SyncAck] = field(default_factory=dict)
+    failures: int = 0
+    """attempts that failed with nobody to blame"""
+    grace: float = 0.0
+    """seconds that the controller was away meanwhile"""
     ranks: frozenset[int] = field(init=False)
     """who contributes to this attempt"""
     waiting: set[int] = field(init=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from backend.core.cycle import OpenedRound
+from backend.core.liveness import SaveReason
 from backend.core.training import Training
 from backend.core.vocabulary import CloseLink, Effect, Record, SendHost, SendRank
 from backend.core.world import HostSeat, World
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from backend.core.march import March
 
 LEAVING_SECONDS = 15.0
-"""How long ranks may take to exit after a clean Shutdown before the run ends without them."""
+"""How long ranks may take to exit after a clean Shutdown before the run ends without them; at least half a heartbeat
+timeout."""
 STEPS = ("scoring", "saving", "leaving", "over")
 
 
@@ -30,6 +32,8 @@ class Ending:
     phase: str
     """done or failed"""
     reason: str
+    save: SaveReason
+    """what the checkpoint on the way is for"""
     deadline: float
     step: str = "scoring"
 
@@ -89,7 +93,7 @@ def step_ending(march: March, now: float) -> bool:
             return False
         if desk.busy:
             ending.worsen("its checkpoint was not written in time")
-        ending.go("leaving", now + LEAVING_SECONDS)
+        ending.go("leaving", now + max(LEAVING_SECONDS, march.config.heartbeat_timeout_seconds / 2))
         march.out += [SendRank(rank, Shutdown(reason=ending.reason)) for rank in march.world.alive()]
         return True
     if march.world.alive() and not late:
@@ -98,12 +102,12 @@ def step_ending(march: March, now: float) -> bool:
     return True
 
 
-def stalled(opened: OpenedRound | None, world: World) -> tuple[str, str]:
-    """What did not happen in time, the round or a batch, and who is waited for."""
-    if opened is not None:
-        late = sorted(rank for rank in world.alive() if rank in opened.ranks and rank not in opened.acks)
-        what = f"ReduceStall: round {opened.round} did not close"
-    else:
-        late = [rank for rank in world.alive() if world.ranks[rank].state == "working"]
-        what = "TrainStall: no rank finished a batch"
-    return what, ", ".join(world.where(rank) for rank in late) or "nobody in particular"
+def stalled(opened: OpenedRound, world: World, seconds: float) -> str:
+    """Which round did not close in time, and who is waited for: whoever did not adopt it or, before it is summed, whose
+    own counter does not say that it takes part."""
+    late = [rank for rank in world.alive() if rank in opened.waiting]
+    if opened.finished is None:
+        absent = [rank for rank in late if (progress := world.ranks[rank].progress) and progress.state != "reducing"]
+        late = absent or late
+    who = ", ".join(world.where(rank) for rank in late) or "nobody in particular"
+    return f"round {opened.round} did not close within {seconds:g} s; waiting for {who}"

@@ -35,6 +35,10 @@ class Errands:
         known = self._cost_ms.get(kind)
         self._cost_ms[kind] = ms if known is None else SMOOTHING * ms + (1.0 - SMOOTHING) * known
 
+    def patience(self, kind: str, least: float) -> float:
+        """Seconds that an errand of this kind may take: ten times what it cost so far, and at least so many."""
+        return max(least, 10.0 * self._cost((kind,)) / 1000.0)
+
     def slack_ms(self, kinds: Iterable[str], everybody: Iterable[str] = ()) -> dict[int, float]:
         """What errands will take from ranks' next windows: of these kinds from the role's, of those for ``everybody``
         from each. Nothing while no cost is known."""

@@ -3,8 +3,33 @@ layout."""
 
 from __future__ import annotations
 
-from backend.core.world import World
-from wire.messages import RankReady
+from backend.core.vocabulary import Effect, Record, SendHost
+from backend.core.world import HostSeat, World
+from wire.messages import RankReady, TrainingPlan, WorldFormed
+
+GENERATION = 0
+"""Raised when the world changes during a run; today it never does."""
+
+
+def announce(world: World, seat: HostSeat, plan: TrainingPlan) -> list[Effect]:
+    """The world is formed: write down a host's ranks, and tell it its part."""
+    assignments = world.assignments(seat.host)
+    formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
+    rows: list[Effect] = [
+        Record(
+            "ranks",
+            {
+                "rank": assignment.rank,
+                "host": seat.host,
+                "local_rank": assignment.local_rank,
+                "device": assignment.device,
+                "emulate_ms_per_batch": seat.emulate_ms_per_batch,
+                "state": "starting",
+            },
+        )
+        for assignment in assignments
+    ]
+    return [*rows, SendHost(seat.link, formed)]
 
 
 class Forming:

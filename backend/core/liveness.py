@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class SaveReason(IntEnum):
-    """Why a checkpoint is written; the byte is what its manifest carries (J6; 6 and 7 are ours)."""
+    """Why a checkpoint is written; the byte is what its manifest carries (J6; those from 6 on are ours)."""
 
     GRACEFUL_SHUTDOWN = 0
     MAX_FAILURE_EXCEEDED = 1
@@ -22,6 +22,8 @@ class SaveReason(IntEnum):
     CHECKPOINT = 5
     TRAIN_STALL = 6
     RENDEZVOUS_EXHAUSTED = 7
+    REPEATED_FAILURE = 8
+    NON_FINITE = 9
 
     @property
     def label(self) -> str:

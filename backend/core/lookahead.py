@@ -73,16 +73,22 @@ class AsyncTraining(Training):
         assert self.pool is not None
         alive = self.world.alive()
         shares = {} if draining else self._shares(alive)
-        chunks = [effect for rank in alive for effect in self._give(rank, shares.get(rank, 0))]
+        chunks = [effect for rank in alive for effect in self._give(rank, shares.get(rank, 0), now)]
         counts = self.scheduler.counts
         held = {rank: self.pool.held_batches(rank) for rank in alive}
         assert any(held.values()), f"epoch {self.pool.epoch} is not done, but there is nothing to deal"
         plan = {rank: min(counts.get(rank, 0), batches) for rank, batches in held.items()}
-        self.window = Window(opened_at=now, planned=plan, last_progress_at=now)
+        self.window = Window(opened_at=now, planned=plan)
         self._behind = {rank for rank in alive if self._is_behind(rank)}
         return chunks
 
-    def chunk_done(self, rank: int, message: ChunkDone) -> list[Effect]:
+    def batch_done(self, rank: int, message: BatchDone, now: float) -> None:
+        """As before; a rank that did all that it was dealt rests. Raises ``WorkError``."""
+        super().batch_done(rank, message, now)
+        if not self.holds_work(rank):
+            self.watch.rests(rank)
+
+    def chunk_done(self, rank: int, message: ChunkDone, now: float) -> list[Effect]:
         """The rank is through with its oldest chunk; its batches were counted one by one. Raises ``WorkError``."""
         chunks, done = self._chunks[rank], Range(message.offset, message.size)
         if self.pool is None or message.epoch != self.pool.epoch or not chunks or chunks[0] != done:
@@ -142,7 +148,8 @@ class AsyncTraining(Training):
         both come on one link."""
         for rank, batches in self._committed.items():
             pending = self._pending[rank]
-            assert len(pending) >= batches or not self.world.lives(rank), f"rank {rank} did {len(pending)} of {batches}"
+            silent = not self.world.lives(rank) or rank not in opened.acks
+            assert len(pending) >= batches or silent, f"rank {rank} did {len(pending)} of {batches}"
             for _ in range(min(batches, len(pending))):
                 super()._record(rank, pending.popleft())
         self._committed = {}
@@ -180,14 +187,24 @@ class AsyncTraining(Training):
         assert self.window is not None
         return self.steps(rank) < self.window.planned.get(rank, 0)
 
-    def _give(self, rank: int, batches: int) -> list[Effect]:
+    def holds_work(self, rank: int) -> bool:
+        return self.steps(rank) < self._dealt(rank)
+
+    def _outstanding(self, rank: int) -> list[Range]:
+        return list(self._chunks[rank])
+
+    def _give(self, rank: int, batches: int, now: float) -> list[Effect]:
         """Deal so many batches, in one chunk where no returned range is shorter."""
         assert self.pool is not None
         effects: list[Effect] = []
         while batches > 0 and (chunk := self.pool.take(batches, rank)) is not None:
             batches -= self._batches(chunk)
             self._chunks[rank].append(chunk)
+            self._handed[rank] += self._batches(chunk)
             effects.append(SendRank(rank, self._start(chunk)))
+        if effects:
+            undone = self._dealt(rank) - self.steps(rank)
+            self.watch.begins(rank, now, self._expected_seconds(rank, undone))
         self.world.ranks[rank].state = "working" if self._chunks[rank] else "idle"
         return effects
 

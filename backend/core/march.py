@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from backend.core.bounds import Bounds
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, Cycle
-from backend.core.deaths import Casualty, bury
 from backend.core.desks import EvaluationDesk
-from backend.core.ending import Ending, farewell, outcome, stalled, step_ending
+from backend.core.ending import Ending, farewell, outcome, step_ending
 from backend.core.errands import Errands
 from backend.core.forming import Forming
-from backend.core.liveness import Liveness, tolerance
+from backend.core.liveness import Liveness, SaveReason
 from backend.core.lookahead import training_for
+from backend.core.losses import Losses
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, progress_row
 from backend.core.recovery import Recovery
@@ -26,19 +27,19 @@ from backend.core.saving import CheckpointDesk
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
     CheckpointWritten,
-    CloseLink,
-    DropHost,
     Effect,
     End,
     Record,
     Refused,
     RoundBroken,
     RoundFinished,
-    SendHost,
     SendRank,
 )
-from backend.core.world import HostSeat, World
-from wire.messages import ExitCause, RunEnded, Shutdown, TensorSpec
+from backend.core.world import World
+from wire.messages import EvalResult, Shutdown, TensorSpec
+
+MAX_FAILED_ROUNDS = 3
+"""attempts of one round that may fail with nobody to blame"""
 
 
 class March:
@@ -72,6 +73,8 @@ class March:
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
         self.checkpoints = CheckpointDesk(config, world, self.errands)
+        self.bounds = Bounds(self)
+        self.losses = Losses(self)
         self.resume: Resume | None = None
         self.ending: Ending | None = None
         self.end: End | None = None
@@ -97,23 +100,41 @@ class March:
         self.out += commits
 
     def round_broken(self, event: RoundBroken, now: float) -> None:
-        """A contribution was refused: its host is lost, unless only its values are at fault (refusals.py); without a
-        culprit the run cannot go on."""
+        """A contribution was refused: its host is lost, unless only its values are at fault (refusals.py). Without a
+        culprit the same ranks try again, a few times."""
         current = self.cycle.open
         if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
             return
         if refuse(self, event, current, now):
             return
-        if event.host is None:
-            self.fail(f"Round {event.round} cannot be summed: {event.reason}", now)
+        if event.host is not None:
+            self.losses.host(self.world.hosts[event.host], f"its contribution was refused: {event.reason}", now)
+            return
+        current.failures += 1
+        what = f"round {event.round} cannot be summed: {event.reason}"
+        self.event("round_failed", f"Attempt {event.attempt} of {what}", "error")
+        if current.failures < MAX_FAILED_ROUNDS:
+            self.out += self.cycle.retry(current.hosts, event.reason)
+        elif self.phase == "forming":
+            self.fail(f"The cohort could not form: {what}", now)
         else:
-            self.lose_host(self.world.hosts[event.host], f"its contribution was refused: {event.reason}", now)
+            what = f"{what}, {current.failures} times in a row"
+            self.save_and_stop(SaveReason.REPEATED_FAILURE, what, now)
 
     def checkpoint_written(self, event: CheckpointWritten) -> None:
         """The file is on disk, or the end gets worse."""
         self.out += self.checkpoints.done(event)
         if event.error and self.ending is not None:
             self.ending.worsen(f"its checkpoint could not be written: {event.error}")
+
+    def evaluated(self, rank: int, message: EvalResult, now: float) -> None:
+        """A rank scored the consensus, and is free for its batches again."""
+        self.out += self.evaluations.result(rank, message)
+        self.training.watch.back(rank, now)
+
+    def excuse_to_score(self, rank: int) -> None:
+        """A rank is sent to score: that may keep it from its batches for a while."""
+        self.training.watch.excuse(rank, self.errands.patience("evaluation", self.config.stall_seconds))
 
     def stop(self, by: str) -> bool:
         """Finish the window, save, end. False when the run is ending already."""
@@ -132,56 +153,20 @@ class March:
             return [Refused("already_ending", "The run is ending, and saves before it does.")]
         return self.checkpoints.ask(by)
 
-    def rank_exited(self, rank: int, cause: ExitCause, now: float) -> None:
-        """A rank's process ended: because it was told to, or it died, however politely."""
-        seat = self.world.ranks[rank]
-        seat.exit = cause
-        if not seat.alive:
-            return
-        if self.leaving:
-            self.world.remove(rank, "left")
+    def save_and_stop(self, why: SaveReason, what: str, now: float) -> None:
+        """End as failed, with the last consensus saved (behaviour J7). A committed round counts, whoever has not
+        adopted it; one that is not summed is dropped. Who hangs is not waited for: nobody is scored any more."""
+        reason = f"{why.label}: {what}"
+        if self.ending is not None:
+            self.ending.worsen(reason)
         else:
-            self.ranks_died([Casualty(rank, "its process ended", cause, cause.seen_seconds_ago)], now)
-
-    def lose_host(self, seat: HostSeat, reason: str, now: float) -> None:
-        """The host is out, with every rank that it carried."""
-        if seat.state in ("left", "lost"):
-            return
-        silence = self.liveness.silence(seat.host, now)
-        self.liveness.remove(seat.host)
-        if self.leaving:
-            seat.state = "left"
-            for rank in seat.ranks:
-                if self.world.lives(rank):
-                    self.world.remove(rank, "left")
-            return
-        seat.state = "lost"
-        told = f"this host was declared lost: {reason}"
-        self.out += [
-            Record("hosts", {"host": seat.host, "state": "lost", "reason": reason}, durable=True),
-            DropHost(seat.host, reason),
-            SendHost(seat.link, RunEnded(phase="failed", reason=told)),
-            CloseLink(seat.link, reason),
-        ]
-        if not seat.ranks:
-            self.event("relay_lost", f"{seat.name}, a relay without ranks, was lost: {reason}", "error")
-        self.ranks_died([Casualty(rank, reason, detect_seconds=silence) for rank in seat.ranks], now)
-
-    def ranks_died(self, casualties: list[Casualty], now: float) -> None:
-        """Deaths of one cause are one step: all are marked before anybody is asked to do anything."""
-        casualties = [casualty for casualty in casualties if self.world.lives(casualty.rank)]
-        for casualty in casualties:
-            self.world.remove(casualty.rank, "dead")
-        for casualty in casualties:
-            self.out += bury(self, casualty, now)
-        if not casualties or self.end is not None:
-            return
-        if self.phase == "forming":
-            self.fail(f"The cohort could not form: {casualties[0].sentence(self.world)}", now)
-            return
-        self._carry_on_without({casualty.rank for casualty in casualties}, now)
-        for casualty in casualties:
-            self.recovery.declared(self, casualty.rank, casualty.detect_seconds, now)
+            self.end_after("failed", reason, why, now)
+        if self.cycle.phase == "committed":
+            self._close_round(now)
+        else:
+            self.out += self.cycle.abandon(reason)
+        if self.ending is not None:
+            self.ending.deadline = now
 
     def fail(self, reason: str, now: float, level: str = "error") -> None:
         """End now, without another round; whoever lives is told why."""
@@ -193,20 +178,10 @@ class March:
 
     def advance(self, now: float) -> None:
         """Move on as far as the state allows; each step may enable the next."""
-        self._watch(now)
+        self.bounds.watch(now)
         while self.end is None and self._step(now):
             pass
         self.out += self.recovery.observe(self, now)
-
-    def deadline(self) -> float | None:
-        """When something must have happened."""
-        if self.phase == "forming":
-            return self.forming.deadline
-        if self.ending is not None:
-            rest = self.ending.deadline if self.ending.timed(bool(self.evaluations.pending)) else None
-        else:
-            rest = self._stall_deadline()
-        return min((at for at in (rest, self.checkpoints.deadline()) if at is not None), default=None)
 
     @property
     def leaving(self) -> bool:
@@ -220,23 +195,12 @@ class March:
         self.training.check()
         assert (self.end is not None) == (self.phase in ("done", "failed")), f"end {self.end} in phase {self.phase}"
         assert len(self.deaths) == len(self.world.dead()), "a death without its record"
+        waited = {rank for rank in self.evaluations.pending.values() if not self.world.lives(rank)}
+        assert not waited or self.end is not None, f"evaluations wait for the dead {waited}"
 
     def event(self, kind: str, text: str, level: str = "info", **data: Any) -> None:
         """Write down what an operator should be able to read later."""
         self.out.append(Record("events", {"kind": kind, "level": level, "text": text, "data": data}, durable=True))
-
-    def _watch(self, now: float) -> None:
-        for host in self.liveness.late(now):
-            self.lose_host(self.world.hosts[host], f"no sign of life for {self.liveness.timeout:g} s", now)
-        if self.end is not None:
-            return
-        self.out += self.checkpoints.expire(now)
-        if self.phase == "forming" and now >= self.forming.deadline:
-            waited = f"{self.config.forming_seconds:g} s"
-            self.fail(f"The cohort did not form within {waited}. {self.forming.missing()}", now)
-        stall = self._stall_deadline()
-        if stall is not None and now >= stall:
-            self._stalled(now)
 
     def _step(self, now: float) -> bool:
         """One step; whether it changed anything."""
@@ -270,7 +234,7 @@ class March:
         if self.training.worked():
             self.out += self.cycle.start(self.world.alive_by_host(), now)
         elif self.stopping:
-            self.end_after("done", f"Stopped by {self.stopping}", now)
+            self.end_after("done", f"Stopped by {self.stopping}", SaveReason.GRACEFUL_SHUTDOWN, now)
         else:
             self.out += self.training.deal(now)
         return True
@@ -303,11 +267,14 @@ class March:
         if training.epoch_done:
             self._close_epoch(round_number, now)
         if self.ending is not None:
-            return  # deaths between the commit and the last acknowledgement ended the run: nothing is dealt any more
+            # It began between the commit and the last acknowledgement: nothing is dealt, and its clock starts here.
+            self.ending.deadline = now + self.config.stall_seconds
+            return
         if training.all_epochs_done:
-            self.end_after(*outcome(training, self.refusals.latest), now)
+            self.end_after(*outcome(training, self.refusals.latest), SaveReason.GRACEFUL_SHUTDOWN, now)
         elif self.stopping and training.may_stop():
-            self.end_after("done", f"Stopped by {self.stopping} after round {round_number}", now)
+            why = f"Stopped by {self.stopping} after round {round_number}"
+            self.end_after("done", why, SaveReason.GRACEFUL_SHUTDOWN, now)
         else:
             if training.pool is None:
                 training.open_epoch(now)
@@ -322,6 +289,7 @@ class March:
         self.out.append(Record("runs", progress_row(self, round_number), durable=True))
         rank = self.errands.rank()
         if rank is not None:
+            self.excuse_to_score(rank)
             self.out += self.evaluations.ask(epoch, rank)
 
     def _save_due(self, round_number: int) -> str:
@@ -338,10 +306,11 @@ class March:
 
     # ------------------------------------------------------------------------------------------------ ending
 
-    def end_after(self, phase: str, reason: str, now: float) -> None:
-        """End once the last consensus is scored and saved."""
-        self.ending = Ending(phase=phase, reason=reason, deadline=now + self.config.stall_seconds)
-        self.event("run_ending", f"{reason.removesuffix('.')}: scoring and saving the last consensus")
+    def end_after(self, phase: str, reason: str, save: SaveReason, now: float) -> None:
+        """Begin to end: score, save, leave."""
+        self.ending = Ending(phase=phase, reason=reason, save=save, deadline=now + self.config.stall_seconds)
+        text = f"{reason.removesuffix('.')}: scoring and saving the last consensus"
+        self.event("run_ending", text, save_reason=save.label)
 
     def save(self, reason: str, now: float) -> None:
         """Begin a checkpoint of what every replica holds now."""
@@ -364,34 +333,6 @@ class March:
         self.out.append(self.end)
 
     # ------------------------------------------------------------------------------------------------- parts
-
-    def _carry_on_without(self, dead: set[int], now: float) -> None:
-        verdict = tolerance(len(self.world.dead()), len(self.world.ranks), self.config.max_failure)
-        reason = verdict.reason + self.refusals.epitaph(dead)
-        current = self.cycle.open
-        if current is not None and current.finished is None and current.ranks & dead:
-            why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
-            hosts = self.world.alive_by_host()
-            self.out += self.cycle.abandon(reason) if verdict.stop else self.cycle.retry(hosts, why)
-        substitute = self.errands.rank()
-        for rank in sorted(dead):
-            self.out += self.evaluations.rank_died(rank, substitute)
-            self.out += self.checkpoints.rank_died(rank, now)
-        if verdict.stop and self.ending is None:
-            self.end_after("failed", reason, now)
-
-    def _stall_deadline(self) -> float | None:
-        """When a round, or a window in which nobody finishes a batch, has lasted too long (design section 11)."""
-        if self.phase != "training" or self.ending is not None:
-            return None
-        if self.cycle.open is not None:
-            return self.cycle.open.opened_at + self.config.stall_seconds
-        window = self.training.window
-        return window.last_progress_at + self.config.stall_seconds if window else None
-
-    def _stalled(self, now: float) -> None:
-        what, waited = stalled(self.cycle.open, self.world)
-        self.fail(f"{what} within {self.config.stall_seconds:g} s; waiting for {waited}", now)
 
     def _move(self, phase: str, reason: str) -> None:
         self.phase = phase

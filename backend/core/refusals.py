@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from backend.core.config import RunConfig
 from backend.core.cycle import INITIAL_ROUND, OpenedRound
 from backend.core.deaths import Casualty
+from backend.core.liveness import SaveReason
 from backend.core.vocabulary import NonFiniteValue, RoundBroken
 from wire.messages import SyncAck, TensorSpec
 
@@ -73,7 +74,7 @@ def refuse(march: March, event: RoundBroken, current: OpenedRound, now: float) -
         _note(march, f"{what}, and the run was told to stop for that", bad, dict.fromkeys(suspects, 0))
         reason = f"Round {current.round} cannot be summed: {what}"
         march.out += march.cycle.abandon(reason)
-        march.end_after("failed", reason, now)
+        march.end_after("failed", f"{SaveReason.NON_FINITE.label}: {reason}", SaveReason.NON_FINITE, now)
     else:
         _exclude(march, current, suspects, what, bad, now)
     return True
@@ -134,7 +135,7 @@ def _exclude(
     if hopeless:
         reason = f"{IN_A_ROW} of its contributions in a row were not finite, the last one in "
         reason += spot(march.layout, bad.element)
-        march.ranks_died([Casualty(rank, reason) for rank in hopeless], now)
+        march.losses.ranks([Casualty(rank, reason) for rank in hopeless], now)
     else:
         why = f"what {', '.join(f'rank {rank}' for rank in suspects)} contributed is not finite"
         march.out += march.cycle.retry(march.world.alive_by_host(), why)

@@ -69,6 +69,11 @@ class CheckpointDesk:
         """When the rank that was waited for, or the disk, is late."""
         return self._open.progress_at + self._config.stall_seconds if self._open and not self._open.overdue else None
 
+    def lagged(self, seconds: float) -> None:
+        """The controller was away for so long: what came meanwhile is still unread."""
+        if self._open is not None:
+            self._open.progress_at += seconds
+
     def ask(self, by: str) -> list[Effect]:
         """Somebody wants one: it is taken at the next round's close."""
         again, self.asked = bool(self.asked), by

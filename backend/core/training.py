@@ -16,55 +16,13 @@ from backend.core.cycle import OpenedRound
 from backend.core.resume import Resume
 from backend.core.review import Outcome, Review
 from backend.core.scheduling import Scheduler
+from backend.core.stalls import ProgressWatch
+from backend.core.tally import EpochTally, Rates
 from backend.core.timing import WindowLedger, WindowReport, delivered_capable
 from backend.core.vocabulary import Effect, Record, SendRank
 from backend.core.work import EpochPool, Range, WorkError
 from backend.core.world import World
 from wire.messages import BatchDone, ChunkDone, StartChunk, SyncAck, Update
-
-CALIBRATION_ROUNDS = 3
-"""Rounds left out of the efficiency: ElChe has not seen the ranks yet."""
-
-
-@dataclass(slots=True)
-class Rates:
-    """Throughput, from closed rounds only."""
-
-    batches: int = 0
-    samples: int = 0
-    seconds: float = 0.0
-    last_batches_per_second: float | None = None
-    last_samples_per_second: float | None = None
-
-    def add(self, round_number: int, batches: int, samples: int, seconds: float) -> None:
-        """Count a closed round; the first ones set the display but not the average."""
-        if seconds <= 0:
-            return
-        self.last_batches_per_second = batches / seconds
-        self.last_samples_per_second = samples / seconds
-        if round_number >= CALIBRATION_ROUNDS:
-            self.batches += batches
-            self.samples += samples
-            self.seconds += seconds
-
-    @property
-    def batches_per_second(self) -> float | None:
-        """Mean since calibration, none before it."""
-        return self.batches / self.seconds if self.seconds > 0 else None
-
-
-@dataclass(slots=True)
-class EpochTally:
-    """What one epoch amounts to so far."""
-
-    opened_at: float
-    batches: int = 0
-    loss_sum: float = 0.0
-    loss_batches: int = 0
-
-    @property
-    def loss(self) -> float | None:
-        return self.loss_sum / self.loss_batches if self.loss_batches else None
 
 
 @dataclass(slots=True)
@@ -75,7 +33,6 @@ class Window:
     planned: dict[int, int]
     dealt: dict[int, int] = field(default_factory=dict)
     """batches handed out so far: a returned range can be shorter than the allotment, and is then followed by another"""
-    last_progress_at: float = 0.0
 
 
 class Training:
@@ -90,6 +47,9 @@ class Training:
         self.dataset_size = dataset_size
         self.scheduler = scheduler
         self.ledger = WindowLedger()
+        self.watch = ProgressWatch(config.stall_seconds)
+        self._handed = dict.fromkeys(world.ranks, 0)
+        """batches given to each rank so far, in all"""
         self.rates = Rates()
         self.pool: EpochPool | None = None
         self.window: Window | None = None
@@ -149,8 +109,8 @@ class Training:
         assert self.pool is not None
         alive = self.world.alive()
         plan = window_plan(self.pool, self.scheduler.counts, alive, forced=self.scheduler.forced)
-        self.window = Window(opened_at=now, planned=plan, last_progress_at=now)
-        chunks = [effect for rank in alive for effect in self._hand_out(rank)]
+        self.window = Window(opened_at=now, planned=plan)
+        chunks = [effect for rank in alive for effect in self._hand_out(rank, now)]
         assert chunks, f"epoch {self.pool.epoch} is not done, but there is nothing to deal"
         return chunks
 
@@ -161,16 +121,19 @@ class Training:
         seat.steps += 1
         seat.samples += message.samples
         seat.loss = message.loss
-        if self.window:
-            self.window.last_progress_at = now
+        self.watch.moved(rank, now)
 
-    def chunk_done(self, rank: int, message: ChunkDone) -> list[Effect]:
+    def chunk_done(self, rank: int, message: ChunkDone, now: float) -> list[Effect]:
         """The rank trained on all of its chunk; it gets another while its allotment is not used up. Raises
         ``WorkError`` when it had no such chunk."""
         if self.pool is None or message.epoch != self.pool.epoch:
             raise WorkError(f"epoch {message.epoch} is not being trained")
         self.pool.deliver(rank, message.offset, message.size)
-        return self._hand_out(rank)
+        return self._hand_out(rank, now)
+
+    def issue_again(self, rank: int) -> list[Effect]:
+        """Send the rank what it holds once more. It knows a chunk that it has, so that nothing is trained twice."""
+        return [SendRank(rank, self._start(chunk)) for chunk in self._outstanding(rank)]
 
     def window_finished(self) -> bool:
         """Nobody alive has a chunk in flight: the window is over, and its round may open if somebody worked."""
@@ -216,6 +179,7 @@ class Training:
         its work."""
         self.ledger.drop(rank)
         self.scheduler.drop(rank)
+        self.watch.forget(rank)
         return self.pool.forfeit(rank) if self.pool else []
 
     def close_round(self, opened: OpenedRound, slack_ms: Mapping[int, float], now: float) -> list[Effect]:
@@ -282,12 +246,29 @@ class Training:
         self.pool.check()
         for rank in self.world.dead():
             assert not self.pool.in_flight(rank), f"dead rank {rank} still holds a chunk"
+        for rank in self.world.alive():
+            assert self.watch.working(rank) == self.holds_work(rank), f"rank {rank} has unwatched work"
         self.scheduler.check()
 
     def _record(self, rank: int, message: BatchDone) -> None:
         self.ledger.record_batch(rank, message.batch_ms, message.data_ms, message.loss, message.samples)
 
-    def _hand_out(self, rank: int) -> list[Effect]:
+    def at_work_on(self, rank: int, steps: int) -> tuple[int, int] | None:
+        """Epoch and first sample of the batch that a rank with so many steps behind it is in; none when it rests."""
+        left = self._handed[rank] - steps
+        starts = [
+            offset
+            for chunk in self._outstanding(rank)
+            for offset in range(chunk.offset, chunk.end, self.config.batch_size)
+        ]
+        if self.pool is None or not 0 < left <= len(starts):
+            return None
+        return self.pool.epoch, starts[len(starts) - left]
+
+    def _outstanding(self, rank: int) -> list[Range]:
+        return self.pool.in_flight_ranges(rank) if self.pool else []
+
+    def _hand_out(self, rank: int, now: float) -> list[Effect]:
         assert self.pool is not None and self.window is not None
         window = self.window
         taken = window.dealt.get(rank, 0)
@@ -295,9 +276,15 @@ class Training:
         chunk = self.pool.take(batches, rank)
         self.world.ranks[rank].state = "working" if chunk else "idle"
         if chunk is None:
+            self.watch.rests(rank)
             return []
         window.dealt[rank] = taken + self._batches(chunk)
+        self._handed[rank] += self._batches(chunk)
+        self.watch.begins(rank, now, self._expected_seconds(rank, self._batches(chunk)))
         return [SendRank(rank, self._start(chunk))]
+
+    def _expected_seconds(self, rank: int, batches: int) -> float:
+        return batches * self.scheduler.smoothed(rank) / 1000.0
 
     def _batches(self, chunk: Range) -> int:
         return -(-chunk.size // self.config.batch_size)

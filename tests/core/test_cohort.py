@@ -6,8 +6,8 @@ import pytest
 from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
-from backend.core.vocabulary import Effect, Lagged, OpenRound, SendRank, SendRelay
-from wire.messages import RoundCommitted, StartChunk
+from backend.core.vocabulary import Effect, Lagged, OpenRound, SendRelay
+from wire.messages import RoundCommitted
 
 
 def config(**changes: object) -> RunConfig:
@@ -256,22 +256,6 @@ class TestBounds:
         play.run(until=400)
         assert play.end and "did not form within 120 s" in play.end.reason
         assert "a, b" in play.end.reason
-
-    def test_a_chunk_that_never_moves_ends_as_a_train_stall(self) -> None:
-        play = formed((10.0,), (10.0,), samples=500)
-        swallowed: list[object] = []
-
-        def lose_one_plan(effect: Effect) -> bool:
-            lost = isinstance(effect, SendRank) and isinstance(effect.message, StartChunk) and effect.rank == 1
-            if lost:
-                swallowed.append(effect)
-            return lost
-
-        play.intercept = lose_one_plan
-        play.run(until=1000)
-        assert swallowed
-        assert play.end and "TrainStall" in play.end.reason
-        assert "rank 1 (host-1/cpu:0)" in play.end.reason
 
     def test_a_reduce_that_never_closes_ends_as_a_reduce_stall(self) -> None:
         play = formed((10.0,), (10.0,), samples=500)

@@ -183,4 +183,4 @@ def test_reasons_keep_their_byte_and_name(reason, byte, label):
 
 
 def test_there_are_no_other_reasons():
-    assert len(SaveReason) == 8
+    assert len(SaveReason) == 10

@@ -17,6 +17,7 @@ from backend.core.vocabulary import RankSaid
 from simulation.oracle import Oracle
 from simulation.played import Packed, PlayedRank
 from simulation.script import HostLine, Script
+from simulation.watch import Watcher
 from wire.mass import gamma_mass
 from wire.messages import BatchDone, ChunkDone, Message, RequestParams
 
@@ -142,7 +143,7 @@ def test_what_came_after_the_snapshot_is_the_next_windows() -> None:
     total: dict[int, int] = defaultdict(int)
     carried: list[int] = []
 
-    class Count:
+    class Count(Watcher):
         def event(self, now: float, event: Any) -> None:
             if isinstance(event, RankSaid) and isinstance(event.message, BatchDone):
                 heard[event.rank] += 1

@@ -140,7 +140,7 @@ def test_a_round_in_which_everybody_is_refused_heals_everybody() -> None:
 
 def test_the_policy_stop_ends_the_run_with_the_last_consensus_saved() -> None:
     play = trial("when commit 0 nan 1", non_finite="stop").theatre
-    assert outcome(play) == ("failed", "Round 1 cannot be summed: rank 1 (h1/cpu:0) contributed nan in w[0]")
+    assert outcome(play) == ("failed", "NonFinite: Round 1 cannot be summed: rank 1 (h1/cpu:0) contributed nan in w[0]")
     assert len(play.rows("checkpoints")) == 1
     assert play.rows("deaths") == []
 
@@ -168,7 +168,7 @@ def test_when_nobody_recovers_the_run_fails_and_says_why() -> None:
     play = trial("when commit 0 nan 0 1000", "when commit 0 nan 1 1000", samples=60).theatre
     phase, reason = outcome(play)
     assert phase == "failed"
-    assert reason.startswith("All 2 ranks are dead") and "contributed nan in w[0]" in reason
+    assert reason.startswith("AllRanksLost: All 2 ranks are dead") and "contributed nan in w[0]" in reason
 
 
 def test_a_run_that_accepted_nothing_is_not_done() -> None:
@@ -258,9 +258,12 @@ def test_a_rank_that_contributes_although_it_is_left_out_is_not_believed() -> No
 
 def test_a_sum_that_is_not_finite_though_every_part_is_ends_the_run() -> None:
     play = summing((10.0,), (10.0,))
-    refuse(play, host=None, rank=None)
+    for _ in range(3):
+        assert play.end is None
+        refuse(play, host=None, rank=None)
+    play.run()
     assert outcome(play)[0] == "failed"
-    assert outcome(play)[1].startswith("Round 1 cannot be summed")
+    assert outcome(play)[1].startswith("RepeatedFailure: round 1 cannot be summed")
 
 
 def test_initial_parameters_that_are_not_finite_end_the_run_whatever_the_policy() -> None:

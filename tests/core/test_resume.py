@@ -14,7 +14,7 @@ from backend.core.join_admission import unlike
 from backend.core.resume import Resume, read_resume, reseated
 from backend.core.vocabulary import Effect, SendRank, WriteCheckpoint
 from backend.core.work import EpochPool, Range
-from simulation.theatre import ONE_NUMBER
+from simulation.props import ONE_NUMBER
 from wire.messages import FetchState, SavedState, TensorSpec
 
 CONFIG = RunConfig(

@@ -43,6 +43,9 @@ class Bench:
     def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
         self.adopted.append((when, played.w))
 
+    def survives(self, played: PlayedRank, batch: Batch) -> bool:
+        return True
+
     def trained(self, played: PlayedRank, batch: Batch) -> None:
         played.seen.append(batch)
 

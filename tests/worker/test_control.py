@@ -73,6 +73,24 @@ def test_a_plan_that_is_issued_again_is_not_trained_again() -> None:
     assert control.receive(chunk(epoch=1)) == [SetClock(0), Train(chunk(epoch=1))]
 
 
+def test_no_chunk_of_the_window_is_trained_again_however_late_its_plan_comes() -> None:
+    control = Control(rank=1, gamma=1.0, overlap=True)
+    for offset in (0, 8, 16):
+        control.receive(chunk(offset=offset))
+    for _ in range(3):
+        control.chunk_done()
+    assert [control.receive(chunk(offset=offset)) for offset in (0, 8, 16)] == [[], [], []]
+
+
+def test_a_plan_that_comes_again_behind_its_round_is_not_trained_again() -> None:
+    """Found by the simulator: news and commit were held up on the way, and the plan was issued again meanwhile."""
+    control = Control(rank=1, gamma=1.0, overlap=True)
+    work(control, chunk(), 2)
+    control.receive(request())
+    control.receive(commit())
+    assert control.receive(chunk()) == []
+
+
 def test_another_chunk_waits_for_the_one_in_work() -> None:
     control = Control(rank=1, gamma=1.0)
     control.receive(chunk(offset=0))
