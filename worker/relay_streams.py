@@ -66,12 +66,12 @@ class Uploads:
         """Fold, seal and send. An abort stops it once all that is numbered is sent, and so does work that is no number:
         numbers are given out in the order of the pieces, and only to those that are."""
         loop = asyncio.get_running_loop()
-        sealed: deque[tuple[Piece, asyncio.Future[bytearray]]] = deque()
+        sealed: deque[tuple[Piece, asyncio.Future[memoryview]]] = deque()
         culprit: NotFinite | None = None
         try:
             async for piece, payload in self._folded(plan, base):
                 reserved = data.session.reserve_chunk(piece.header)
-                sealed.append((piece, loop.run_in_executor(self._pool, reserved.seal, payload.data)))
+                sealed.append((piece, loop.run_in_executor(self._pool, data.seal_framed, reserved, payload.data)))
                 if len(sealed) == _SEALED_AHEAD:
                     await self._send_sealed(data, *sealed.popleft())
         except NotFinite as error:
@@ -82,10 +82,10 @@ class Uploads:
             logger.warning("round %s cannot use this host's work: %s", plan.contribution.round, culprit)
             await data.send(NonFinite(*plan.number, culprit.rank, culprit.element, culprit.value))
 
-    async def _send_sealed(self, data: ControllerLink, piece: Piece, frame: asyncio.Future[bytearray]) -> None:
+    async def _send_sealed(self, data: ControllerLink, piece: Piece, frame: asyncio.Future[memoryview]) -> None:
         sealed = await frame
         failpoints.hit("relay.chunk.up", offset=piece.header.offset)
-        await data.send_frame(sealed)
+        await data.send_framed(sealed)
 
     async def _folded(
         self, plan: FoldPlan, base: FloatArray | None
