@@ -41,6 +41,7 @@ from wire.messages import (
     SharedMemory,
     SnapshotReady,
     SyncAck,
+    UpdateStaged,
 )
 from wire.session import Received
 from worker.arena_file import ArenaError
@@ -73,7 +74,7 @@ class Relay:
         failpoints.identify(host=spec.host_id)
         self._fold = Fold(spec.ranks)
         self._uploads = Uploads(self._fold, spec.directory)
-        self._downloads = Downloads(spec.directory, self._release)
+        self._downloads = Downloads(spec.directory, self._release, self._tell)
         self._ports = RankPorts(spec.ranks, self._from_rank)
         self._to_controller: asyncio.Queue[tuple[int, Message]] = asyncio.Queue(_OUTBOX)
         self._shared = False
@@ -174,6 +175,11 @@ class Relay:
                     self._uploads.begin(self._fold.dead(message.rank))
             case _:
                 raise LinkRefused(f"the controller sent {type(message).__name__}, which is not for a relay")
+
+    def _tell(self, staged: UpdateStaged) -> None:
+        """So much of the consensus is here."""
+        for rank in sorted(self._fold.live):
+            self._ports.send(rank, staged)
 
     def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""

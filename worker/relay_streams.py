@@ -15,7 +15,7 @@ from pathlib import Path
 
 from wire import failpoints
 from wire.arithmetic import FloatArray
-from wire.messages import NonFinite, RequestParams, RoundAborted, RoundCommitted, UpdateComing
+from wire.messages import NonFinite, RequestParams, RoundAborted, RoundCommitted, UpdateComing, UpdateStaged
 from wire.session import ChunkReceived, Received
 from worker.arena_file import ArenaFile
 from worker.fold import Fold, FoldPlan, Model, Piece
@@ -119,14 +119,18 @@ class _Pieces:
 class Downloads:
     """Builds the next consensus from what the controller sends, and releases it when it is complete and committed.
 
-    ``release`` gets each commit with the path of the file to adopt, in the event loop.
+    ``release`` gets each commit with the path of the file to adopt, and ``tell`` how much of it is there already; both
+    in the event loop.
     """
 
-    def __init__(self, directory: Path, release: Callable[[RoundCommitted], None]) -> None:
+    def __init__(
+        self, directory: Path, release: Callable[[RoundCommitted], None], tell: Callable[[UpdateStaged], None]
+    ) -> None:
         self.pair: ConsensusPair | None = None
         """none until the model's size is known, and for good where the controller shares its memory"""
         self._directory = directory
         self._release = release
+        self._tell = tell
         self._staging = Staging()
         self._model: Model | None = None
 
@@ -167,7 +171,10 @@ class Downloads:
         if self._staging.accepts(chunk.header, self._sizes):
             self._files.take(chunk.header, chunk.payload)
             failpoints.hit("relay.chunk.staged", round=chunk.header.round, offset=chunk.header.offset)
-            self._pass_on(self._staging.staged(chunk.header))
+            commit = self._staging.staged(chunk.header)
+            if (stop := self._staging.news()) and commit is None:
+                self._tell(UpdateStaged(*self._staging.number, self._files.path, stop))
+            self._pass_on(commit)
 
     async def _announce(self, update: UpdateComing) -> None:
         if not self._staging.coming(update, self._sizes):
