@@ -276,7 +276,7 @@ class ReducePlane:
             and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
             and attempt.running < AHEAD * self._cuts.threads
-            and attempt.outgoing.count + attempt.running < self._cuts.outgoing_slices
+            and attempt.outgoing.count + len(attempt.summed) + attempt.running < self._cuts.outgoing_slices
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
             cut = attempt.plan[attempt.next_sum]
