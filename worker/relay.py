@@ -20,7 +20,6 @@ import logging
 import os
 import sys
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -47,6 +46,7 @@ from wire.messages import (
     SharedMemory,
     SnapshotReady,
     SyncAck,
+    UpdateStaged,
 )
 from wire.session import Received
 from worker.arena_file import ArenaError
@@ -67,7 +67,6 @@ FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, Stagi
 
 _OUTBOX = 256
 """messages that wait for the control link; ranks then wait too"""
-_THREADS = 2
 _FAREWELL_SECONDS = 5.0
 
 logger = logging.getLogger("relay")
@@ -79,7 +78,6 @@ class Relay:
     def __init__(self, spec: RelaySpec) -> None:
         self._spec = spec
         failpoints.identify(host=spec.host_id)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="data")
         self._fold = Fold(spec.ranks)
         self._begin_session()
         self._ports = RankPorts(spec.ranks, self._from_rank)
@@ -111,7 +109,6 @@ class Relay:
             await self._ports.farewell(_FAREWELL_SECONDS)
         finally:
             await self._ports.close()
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(self, spec: RelaySpec) -> None:
         """One controller from the first dial to the loss of a link, which is raised."""
@@ -124,7 +121,6 @@ class Relay:
                 self._read_control(control),
                 _patiently(self._write_control(control)),
                 _patiently(self._downloads.read(data)),
-                self._downloads.apply(),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
             )
         except failpoints.Cut:
@@ -132,6 +128,7 @@ class Relay:
                 link.abort()
             raise
         finally:
+            self._uploads.close()
             await asyncio.gather(*(link.close() for link in links))
 
     def _park(self, lost: LinkLost) -> None:
@@ -146,8 +143,8 @@ class Relay:
             self._ports.send(rank, Rewind(reason=str(lost)[:500]))
 
     def _begin_session(self) -> None:
-        self._uploads = Uploads(self._fold, self._spec.directory, self._pool)
-        self._downloads = Downloads(self._spec.directory, self._pool, self._release)
+        self._uploads = Uploads(self._fold, self._spec.directory)
+        self._downloads = Downloads(self._spec.directory, self._release, self._tell)
 
     async def _agree_on_path(self, data: ControllerLink) -> None:
         """Share memory with the controller if both can; otherwise everything is streamed."""
@@ -223,6 +220,11 @@ class Relay:
                     self._uploads.begin(self._fold.dead(message.rank))
             case _:
                 raise LinkRefused(f"the controller sent {type(message).__name__}, which is not for a relay")
+
+    def _tell(self, staged: UpdateStaged) -> None:
+        """So much of the consensus is here."""
+        for rank in sorted(self._fold.live):
+            self._ports.send(rank, staged)
 
     def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""

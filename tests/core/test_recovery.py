@@ -8,8 +8,8 @@ import pytest
 from rehearsal import Rehearsal
 from test_cohort import config, formed, samples_seen
 
-from backend.core.vocabulary import Effect, SendRank, SendRelay
-from wire.messages import RoundCommitted, Shutdown, SyncAck
+from backend.core.vocabulary import Effect, SendHost, SendRank, SendRelay
+from wire.messages import DeclareDead, RoundCommitted, Shutdown, SyncAck
 
 
 def death_of(play: Rehearsal) -> tuple[dict[str, Any], dict[str, float]]:
@@ -52,6 +52,17 @@ class TestWhoWaited:
         assert recovery["detect"] == pytest.approx(30.0, abs=0.01)
         assert 29.0 < death["waited"][0] <= recovery["detect"]
         assert play.events().count("recovered") == 1
+
+    def test_a_rank_that_hangs_is_waited_for_until_its_ceiling(self) -> None:
+        play = formed((10.0,), (10.0,), samples=60, heartbeat_timeout_seconds=3.0, stall_seconds=30.0)
+        play.at(0.3, lambda: play.ranks[1].stop())
+        play.run()
+        death, recovery = death_of(play)
+        assert death["reason"].startswith("TrainStall")
+        assert recovery["detect"] == pytest.approx(30.0, abs=0.1)
+        assert death["waited"][0] == pytest.approx(30.0, abs=0.1)
+        told = [item for _, _, item in play.log if isinstance(item, SendHost) and said(item, DeclareDead)]
+        assert [item.message.rank for item in told] == [1], "its agent ends what is left of it"  # type: ignore[attr-defined]
 
     def test_who_finished_early_waits_since_then(self) -> None:
         play = formed((10.0,), (200.0,), samples=40, fixed_counts=(2, 5))
