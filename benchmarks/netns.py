@@ -83,6 +83,22 @@ class Host:
         """Bring it up again. Raises ``NetnsError``."""
         _run("ip", "link", "set", self.outside, "up")
 
+    def block(self, hook: str) -> None:
+        """Drop every packet that comes in (``input``) or goes out (``output``): a link that is cut one way. Needs nft;
+        raises ``NetnsError``."""
+        name = {"input": "iifname", "output": "oifname"}[hook]
+        rule = f"type filter hook {hook} priority 0; {name} {self.interface} drop;"
+        _run(*self.command("nft", f"table inet {hook}_blocked {{ chain drops {{ {rule} }}; }}"))
+
+    def unblock(self, hook: str) -> None:
+        """Let pass again what ``block`` drops. Raises ``NetnsError``."""
+        _run(*self.command("nft", "delete", "table", "inet", f"{hook}_blocked"))
+
+
+def cannot_block() -> str:
+    """Why packets cannot be dropped one way here, as a sentence; empty when they can."""
+    return unavailable() or ("" if shutil.which("nft") else "nft not found; install nftables")
+
 
 class Network:
     """A bridge, this namespace's ``address`` on it, and the hosts that were added. Leaving the block removes them all;

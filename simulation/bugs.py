@@ -187,7 +187,7 @@ def dies_twice(real: Function) -> Function:
         real(self, casualties, now)
         for casualty in again:
             if march.end is None:
-                march.out += deaths.bury(march, casualty)
+                march.out += deaths.bury(march, casualty, now)
 
     return ranks
 

@@ -20,7 +20,12 @@ HIDDEN_FIELDS = frozenset(
         *("keep", "manifest"),
     }
 )
-HIDDEN_WHEN_FALSE = frozenset({"relay_only", "excluded", "frozen", "encoding"})
+HIDDEN_WHEN_FALSE = frozenset(
+    {
+        *("relay_only", "excluded", "frozen", "encoding"),
+        *("memory_kills", "memory_limit_bytes", "seen_seconds_ago"),
+    }
+)
 """rare: worth a word only where they hold"""
 
 Entry = tuple[float, str, Event | Effect]

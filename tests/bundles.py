@@ -30,7 +30,7 @@ def manifest(layout: Layout, *, job: str = JOB, **changes: Any) -> dict[str, Any
     """What the core writes, in the middle of an epoch."""
     progress = {
         "samples_accepted": [64], "epoch": 1, "accepted": [[0, 20]], "lost": [], "batches": 5, "seconds": 1.0,
-        "loss_sum": 2.0, "loss_batches": 5, "loss": 0.4, "evaluated": None,
+        "samples_lost": 0, "loss_sum": 2.0, "loss_batches": 5, "loss": 0.4, "evaluated": None,
     }  # fmt: skip
     whole = {
         "run_id": 3, "config": RunConfig(job=job, epochs=9).as_dict(), "layout": layout,

@@ -18,11 +18,12 @@ class ReservedChunk:
         self.sequence = sequence
         self._keys_once = [keys]
 
-    def seal(self, payload: bytes | bytearray | memoryview) -> bytearray:
+    def seal(self, payload: bytes | bytearray | memoryview, headroom: int = 0) -> bytearray:
         """The frame: header, ciphertext and tag in one buffer, with no copy of ``payload``.
 
-        ``payload`` is contiguous, ``header.payload_bytes`` long. Raises ``LocalProtocolError`` otherwise (and can then
-        be called again), and when the chunk was sealed before.
+        ``headroom`` bytes before it are left for whoever frames the frame. ``payload`` is contiguous,
+        ``header.payload_bytes`` long. Raises ``LocalProtocolError`` otherwise (and can then be called again), and when
+        the chunk was sealed before.
         """
         plain = memoryview(payload)
         frames.check_chunk(self.header, plain)
@@ -32,8 +33,8 @@ class ReservedChunk:
         except IndexError:
             raise LocalProtocolError(f"chunk {self.sequence} was sealed before; reserve another") from None
         start = frames.CHUNK.size
-        frame = bytearray(start + plain.nbytes + GCM_TAG_BYTES)
-        frames.write_chunk_header(self.header, self.sequence, frame)
-        view = memoryview(frame)
+        frame = bytearray(headroom + start + plain.nbytes + GCM_TAG_BYTES)
+        view = memoryview(frame)[headroom:]
+        frames.write_chunk_header(self.header, self.sequence, view)
         keys.encrypt_into(self.sequence, view[:start], plain.cast("B"), view[start:])
         return frame

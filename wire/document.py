@@ -70,11 +70,12 @@ _SEQUENCES = """\
 
 ### A round
 
-    controller -> rank    RequestParams           pack parameters times mass into the arena
+    controller -> rank    RequestParams           have your values in the arena
     rank -> relay         SnapshotReady           stays on the host
-    relay -> controller   Contribution, chunks    data link: sums over the host's ranks
-    controller -> relay   chunks                  data link: the consensus, while later sums still come up
-    controller -> relay   RoundCommitted          handed to the ranks once every chunk is staged
+    relay -> controller   Contribution, chunks    data link: what the host's work amounts to, folded over its ranks
+    controller -> relay   UpdateComing, chunks    data link: the update, while later sums still come up
+    relay -> rank         UpdateStaged            now and then: so much of the new consensus is there; stays on the host
+    controller -> relay   RoundCommitted          handed to the ranks once the consensus is complete
     rank -> controller    SyncAck                 the consensus is adopted
     controller -> rank    Update, StartChunk      the round is closed; next window
 

@@ -218,7 +218,7 @@ def read_message(frame: memoryview, cap: int) -> tuple[int, int, memoryview, mem
     return rank, sequence, covered[MESSAGE.size :], covered, frame[-MAC_BYTES:]
 
 
-def write_chunk_header(header: ChunkHeader, sequence: int, frame: bytearray) -> None:
+def write_chunk_header(header: ChunkHeader, sequence: int, frame: bytearray | memoryview) -> None:
     """Magic, version, kind, sequence u64, offset u64, round, attempt, elements u32, section, encoding u16. 40 bytes."""
     CHUNK.pack_into(
         frame, 0, MAGIC, WIRE_VERSION, Kind.CHUNK, sequence, header.offset, header.round, header.attempt,

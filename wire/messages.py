@@ -330,6 +330,17 @@ class UpdateComing(Message, frozen=True):
     """no chunks: the whole new consensus, params then buffers in f32, is this file, which the relay can map"""
 
 
+class UpdateStaged(Message, frozen=True):
+    """relay -> rank, now and then while an update streams in: the new consensus is in this file up to there. Nothing is
+    committed; a rank that waits may hash and measure it in the meantime. Stays on the host."""
+
+    round: int
+    attempt: int
+    consensus: str
+    stop: int
+    """elements from the arena's start"""
+
+
 class RoundCommitted(Message, frozen=True):
     """controller -> relay and rank: adopt what was streamed for this attempt."""
 
@@ -360,7 +371,7 @@ class SyncAck(Message, frozen=True):
     pre_norm: float
     post_norm: float
     params_hash: str
-    """hash of the consensus as this rank read it when it adopted it, empty when not asked for"""
+    """hash of the consensus as this rank read it for this round, empty when not asked for"""
     pack_ms: float
     load_ms: float
     """copying the consensus in"""
@@ -402,7 +413,8 @@ class RankFailed(Message, frozen=True):
 
 
 class DeclareDead(Message, frozen=True):
-    """controller -> relays and ranks: this rank is out; its frames are refused from now on."""
+    """controller -> relays and ranks: this rank is out; its frames are refused from now on. controller -> agent of its
+    host: end what is left of it."""
 
     rank: int
     reason: str
@@ -419,7 +431,7 @@ AnyMessage = (
     Hello | JobOffer | ProbeReport | Accept | Reject | WorldFormed | RunEnded | HostHeartbeat | ControllerHeartbeat
     | RankExited | RelayExited | Leaving | RelayHello | RelayWelcome | SharedMemory | ChildAttached | ChildLost
     | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
-    | NonFinite | UpdateComing | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
+    | NonFinite | UpdateComing | UpdateStaged | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
     | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown
     | Exiting | RankFailed | DeclareDead | RankHello
 )  # fmt: skip

@@ -113,3 +113,9 @@ class ExitCause(Record, frozen=True):
     peak_rss_bytes: int = 0
     clean: bool = False
     """the rank was told to stop and did"""
+    memory_kills: int = 0
+    """processes of the host's control group that the kernel killed for memory just then, when that explains this end"""
+    memory_limit_bytes: int = 0
+    """the limit that was reached; 0 when there is none, or none that the kernel tells"""
+    seen_seconds_ago: float = 0.0
+    """from the process's end to this report"""

@@ -63,6 +63,14 @@ class Adoption:
         self._squares = np.empty((BLOCK_ELEMENTS // _ROW, 1, 1), np.float32)
         self._flat_squares = self._squares.reshape(-1)
         self._pre = self._post = self._moved = 0.0
+        self._seen = 0
+        """all before it is hashed and measured"""
+
+    def look(self, stop: int) -> None:
+        """Hash and measure parameters up to ``stop``, whole blocks of them; ``take`` will only have to write them."""
+        with np.errstate(all="ignore"):
+            while self._seen + BLOCK_ELEMENTS <= stop:
+                self._look(self._seen, self._seen + BLOCK_ELEMENTS, None, measured=True)
 
     def take(self, runs: Iterable[Run], *, measured: bool, ahead: WriteBack | None) -> None:
         """Read these runs in order. ``measured`` ones count in the norms; ``ahead`` merges instead of copying."""
@@ -78,19 +86,26 @@ class Adoption:
         return _result(self._pre, self._post, self._moved, digest)
 
     def _take_block(self, run: Run, start: int, stop: int, measured: bool, ahead: WriteBack | None) -> None:
+        if self._seen < stop:
+            # At home the difference may take the place that the consensus is copied to in a moment.
+            whole = run.at_home and self._seen <= start
+            self._look(max(start, self._seen), stop, self._contributed[start:stop] if whole else None, measured)
+        if run.target is not None:
+            after = self._consensus[start:stop]
+            target = run.target[start - run.start : stop - run.start]
+            if ahead is None or not run.own:
+                np.copyto(target, after)
+            else:
+                ahead.merge(target, self._contributed[start:stop], after)
+
+    def _look(self, start: int, stop: int, difference: FloatArray | None, measured: bool) -> None:
         """Whoever comes first brings a block from memory: hash and sum of squares do it as fast as memory allows."""
         before, after = self._contributed[start:stop], self._consensus[start:stop]
         if self._digest is not None:
             self._digest.update(after.data)
         if measured:
-            # At home the difference may take the place that the consensus is copied to in a moment.
-            self._measure(before, after, before if run.at_home else self._difference[: before.size])
-        if run.target is not None:
-            target = run.target[start - run.start : stop - run.start]
-            if ahead is None or not run.own:
-                np.copyto(target, after)
-            else:
-                ahead.merge(target, before, after)
+            self._measure(before, after, self._difference[: before.size] if difference is None else difference)
+        self._seen = stop
 
     def _measure(self, before: FloatArray, after: FloatArray, difference: FloatArray) -> None:
         self._pre += self._square_sum(before)

@@ -89,6 +89,7 @@ class Arena:
         self._staging: DeviceStaging | None = None
         self._files = ConsensusFiles(self.elements)
         self._base: FloatArray | None = None
+        self._looking: Adoption | None = None
 
     @classmethod
     def for_model(cls, model: nn.Module, *, overlap: bool = False) -> Arena:
@@ -138,6 +139,16 @@ class Arena:
         self._packed = True
         return self._still(places)
 
+    def look_ahead(self, consensus: str | Path, stop: int, *, fresh: bool, hashed: bool = True) -> None:
+        """Hash and measure the parameters of a consensus that is in this file up to ``stop``, before it is committed.
+
+        ``adopt`` goes on from there when it is told so. ``fresh`` begins anew. Raises ``ArenaError`` before
+        ``create_out``, and when the file does not fit the model.
+        """
+        if fresh or self._looking is None:
+            self._looking = Adoption(self._mapped(), self._files.read(str(consensus)), hashed=hashed)
+        self._looking.look(min(stop, self.params_elements))
+
     @torch.no_grad()
     def adopt(
         self,
@@ -147,13 +158,14 @@ class Arena:
         buffers: bool = True,
         ahead: WriteBack | None = None,
         hashed: bool = True,
+        looked: bool = False,
     ) -> AdoptResult:
         """Take the consensus in this file into the model in place, and say how far what was packed lay from it.
 
         A rank that trained on since it packed says by ``ahead`` what becomes of that. A section that is not adopted
         keeps what it holds; without any (a round without work) no file is read. Without a file, it is the one that was
-        adopted last. Raises ``ArenaError`` before ``create_out``, when the file does not fit the model, when there is
-        none, or for ``ahead`` without a snapshot.
+        adopted last. ``looked``: it is the one that ``look_ahead`` saw. Raises ``ArenaError`` before ``create_out``,
+        when the file does not fit the model, when there is none, or for ``ahead`` without a snapshot.
         """
         if ahead is not None and not (self._overlap and self._packed):
             raise ArenaError("there is no snapshot; pack in a mode that overlaps before training on")
@@ -166,7 +178,8 @@ class Arena:
         places = [place for place in self._places() if (params if place.is_param else buffers)]
         if not params:
             before = unmoved(values[: self.params_elements])
-        adoption = Adoption(values, agreed, hashed=hashed)
+        looking, self._looking = self._looking, None
+        adoption = looking if looked and params and looking is not None else Adoption(values, agreed, hashed=hashed)
         of_params, of_buffers = _split(places)
         adoption.take(self._runs(of_params, ahead), measured=True, ahead=ahead)
         adoption.take(self._runs(of_buffers, None), measured=False, ahead=None)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -26,6 +27,8 @@ class Exit:
 
     code: int
     peak_rss_bytes: int
+    seen_at: float = 0.0
+    """monotonic seconds"""
 
     @property
     def signal_name(self) -> str:
@@ -183,7 +186,7 @@ class Child:
         self._closed += [errors.closed, output.closed]
 
     async def _wait(self) -> None:
-        await _process_ended(self.pid)
+        seen_at = await _process_ended(self.pid)
         self.send_signal(signal.SIGKILL)  # helpers of the user's code must not outlive their rank
         _, status, usage = os.wait4(self.pid, 0)  # noqa: ASYNC222 (a zombie: it does not block)
         self._done.set()
@@ -193,21 +196,26 @@ class Child:
                 self._process.stdin.close()
         if self._closed:
             await asyncio.wait(self._closed, timeout=1.0)  # its last words are part of the reason
-        self.exited.set_result(Exit(self._process.returncode, _peak_bytes(usage.ru_maxrss)))
+        self.exited.set_result(Exit(self._process.returncode, _peak_bytes(usage.ru_maxrss), seen_at))
 
 
-async def _process_ended(pid: int) -> None:
-    """Wait until the process is a zombie, without reaping it: its number and group stay its own until we let go."""
+async def _process_ended(pid: int) -> float:
+    """Wait until the process is a zombie, without reaping it: its number and group stay its own until we let go.
+    Answers when that was, in monotonic seconds."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
+    seen_at = 0.0
 
     def wait() -> None:
+        nonlocal seen_at
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        seen_at = time.monotonic()
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(ended.set)
 
     threading.Thread(target=wait, name=f"wait for {pid}", daemon=True).start()
     await ended.wait()
+    return seen_at
 
 
 def _peak_bytes(maxrss: int) -> int:

@@ -49,6 +49,7 @@ from wire.messages import (
     SnapshotReady,
     StartChunk,
     Update,
+    UpdateStaged,
 )
 
 REMEMBERED = 64
@@ -112,6 +113,18 @@ class Adopt:
     """what this rank holds is spoilt: take all of the last consensus, and forget the optimizer's state"""
     consensus: str = ""
     """the file that holds it; none for what was adopted last"""
+    looked: bool = False
+    """``LookAhead`` was of this consensus"""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAhead:
+    """Hash and measure what is staged of the consensus, up to ``stop``; it may still come to nothing."""
+
+    consensus: str
+    stop: int
+    fresh: bool
+    """another attempt's: what was looked at before does not count"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +149,7 @@ class Leave:
     fenced: bool
 
 
-Action = Train | SetClock | Pack | Resend | Adopt | Score | SendLocal | Leave
+Action = Train | SetClock | Pack | Resend | LookAhead | Adopt | Score | SendLocal | Leave
 
 
 class Control:
@@ -158,6 +171,8 @@ class Control:
         self._packed_steps = 0
         self._excluded = False
         self._last_round: int | None = None
+        self._looked_at: tuple[int, int] | None = None
+        """the attempt of the last ``LookAhead``"""
 
     def receive(self, message: Message) -> list[Action]:
         """What this message asks for, in order. Raises ``IllegalMessage``."""
@@ -168,8 +183,8 @@ class Control:
                 return self._start(message)
             case RequestParams():
                 return self._request(message)
-            case RoundCommitted():
-                return self._commit(message)
+            case UpdateStaged() | RoundCommitted():
+                return self._staged(message) if isinstance(message, UpdateStaged) else self._commit(message)
             case Update():
                 return [SetClock(message.global_step)]
             case Evaluate():
@@ -249,6 +264,14 @@ class Control:
             mover_mass=mover_mass(steps),
         )
 
+    def _staged(self, staged: UpdateStaged) -> list[Action]:
+        """Only who has nothing else to do looks ahead."""
+        number, packed = (staged.round, staged.attempt), self._snapshot
+        if self.state is not State.REDUCING or packed is None or number != (packed.round, packed.attempt):
+            return []
+        fresh, self._looked_at = number != self._looked_at, number
+        return [LookAhead(staged.consensus, staged.stop, fresh)]
+
     def _commit(self, commit: RoundCommitted) -> list[Action]:
         packed = self._snapshot
         if packed is None or (commit.round, commit.attempt) != (packed.round, packed.attempt):
@@ -267,6 +290,7 @@ class Control:
             ahead=self.steps_since_round > 0,
             restart=restart,
             consensus=commit.consensus,
+            looked=(commit.round, commit.attempt) == self._looked_at,
         )
         return [adopt, *self._resume()]
 

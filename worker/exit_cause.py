@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -11,17 +12,25 @@ from wire.messages import ExitCause, RankFailed
 from worker.child import Exit
 from worker.progress import Reading
 
-_CGROUP = Path("/sys/fs/cgroup")
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What the kernel says about memory at a process's end."""
+
+    memory_kills: int = 0
+    """processes of the host's control group that it killed just then, as far as no other end is explained by them"""
+    memory_limit_bytes: int = 0
+    """0: no limit is known"""
 
 
 def rank_exit_cause(
-    end: Exit, reading: Reading | None, report: RankFailed | None, tail: str, *, stopping: bool, memory_kills: int
+    end: Exit, reading: Reading | None, report: RankFailed | None, tail: str, *, stopping: bool, kernel: Kernel
 ) -> ExitCause:
     """A rank's end. Only a rank that was told to leave and left ended cleanly: exit code 0 alone proves nothing.
 
-    ``stopping``: this agent is ending the rank. ``memory_kills``: how many processes of the host's control group
-    the kernel has killed for memory since the rank started.
+    ``stopping``: this agent is ending the rank.
     """
+    memory = kernel if ended_by_kill(end) and kernel.memory_kills else Kernel()
     left = end.code == 0 and reading is not None and reading.state == "exited"
     clean = left or (stopping and end.code in (0, -signal.SIGTERM))
     last_step = reading.steps if reading is not None else 0
@@ -29,7 +38,7 @@ def rank_exit_cause(
         exception, message, lines = report.exception, report.message, report.last_lines
         last_step = max(last_step, report.last_step)
     else:
-        exception, message, lines = "", "" if clean else _explain(end, memory_kills), tail
+        exception, message, lines = "", "" if clean else _explain(end, memory), tail
     return ExitCause(
         code=end.code,
         signal=end.signal_name,
@@ -39,7 +48,14 @@ def rank_exit_cause(
         last_step=last_step,
         peak_rss_bytes=end.peak_rss_bytes,
         clean=clean,
+        memory_kills=memory.memory_kills,
+        memory_limit_bytes=memory.memory_limit_bytes,
     )
+
+
+def ended_by_kill(end: Exit) -> bool:
+    """Whether a SIGKILL ended it, which is what the kernel sends for memory."""
+    return end.code == -signal.SIGKILL
 
 
 def relay_exit_cause(end: Exit, tail: str, *, stopping: bool) -> ExitCause:
@@ -48,7 +64,7 @@ def relay_exit_cause(end: Exit, tail: str, *, stopping: bool) -> ExitCause:
     return ExitCause(
         code=end.code,
         signal=end.signal_name,
-        message="" if clean else _explain(end, memory_kills=0),
+        message="" if clean else _explain(end, Kernel()),
         last_lines=tail,
         peak_rss_bytes=end.peak_rss_bytes,
         clean=clean,
@@ -63,20 +79,10 @@ def read_report(path: Path) -> RankFailed | None:
         return None
 
 
-def memory_kills(root: Path = _CGROUP) -> int:
-    """How often the kernel has killed a process of this control group for its memory limit; 0 where it does not say."""
-    try:
-        group = Path("/proc/self/cgroup").read_text(encoding="ascii").strip().rpartition("::")[2]
-        events = (root / group.lstrip("/") / "memory.events").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    counts = dict(line.split() for line in events.splitlines())
-    return int(counts.get("oom_kill", 0))
-
-
-def _explain(end: Exit, memory_kills: int) -> str:
-    if end.code == -signal.SIGKILL and memory_kills > 0:
-        return f"killed by the kernel: the host's memory limit was reached ({memory_kills} such kills since it started)"
+def _explain(end: Exit, memory: Kernel) -> str:
+    if memory.memory_kills:
+        limit = f" of {memory.memory_limit_bytes / 2**30:.2f} GiB" if memory.memory_limit_bytes else ""
+        return f"killed by the kernel: the host's memory limit{limit} was reached"
     if end.signal_name:
         return f"ended by {end.signal_name}"
     if end.code == 0:

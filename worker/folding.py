@@ -102,6 +102,11 @@ class ConsensusPair:
             arithmetic.decode_bf16(encoded[cut], update)
             arithmetic.apply(None if base is None else base[cut], update, out[cut])
 
+    @property
+    def path(self) -> str:
+        """Of the file that is being built."""
+        return str(self._files[self._building].path)
+
     def promote(self) -> str:
         """What was built is in force now; its path."""
         file = self._files[self._building]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+import msgspec
+
 from wire.messages import (
     Accept,
     ExitCause,
@@ -28,7 +30,8 @@ from wire.messages import (
 from worker.child import Child, Exit
 from worker.devices import DeviceError, LocalDevice, cores
 from worker.environment import child_environment, rank_environment
-from worker.exit_cause import memory_kills, rank_exit_cause, read_report, relay_exit_cause
+from worker.exit_cause import Kernel, ended_by_kill, rank_exit_cause, read_report, relay_exit_cause
+from worker.memory_limit import ControlGroup, MemoryKills
 from worker.progress import ProgressBlock, ProgressError, Reading
 from worker.relay_spec import RelaySpec
 from worker.shared_dir import SharedDir
@@ -79,7 +82,7 @@ class Host:
         self._relay: Child | None = None
         self._ranks: dict[int, Child] = {}
         self._blocks: dict[int, ProgressBlock] = {}
-        self._memory_kills = memory_kills()
+        self._memory_kills = MemoryKills(ControlGroup(), time.monotonic())
         self._stopping = False
         self._watchers: list[asyncio.Task[None]] = []
 
@@ -99,6 +102,7 @@ class Host:
 
     def progress(self) -> list[RankProgress]:
         """How far each rank is, as its shared counter says; user code cannot hold that up."""
+        self._memory_kills.look(time.monotonic())
         return [self._progress_of(rank, child) for rank, child in sorted(self._ranks.items())]
 
     async def stop(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -109,6 +113,11 @@ class Host:
             await self._relay.stop(GRACE_SECONDS, patience_seconds)
         await asyncio.gather(*self._watchers, return_exceptions=True)
         self._close()
+
+    def fence(self, rank: int) -> None:
+        """The cohort goes on without this rank: whatever its process is busy with, it ends, and its device is free."""
+        if (child := self._ranks.get(rank)) is not None:
+            self._watchers.append(asyncio.create_task(_end(child), name=f"end {child.label}"))
 
     def kill(self) -> None:
         """End everything at once, without waiting."""
@@ -164,7 +173,8 @@ class Host:
         cause = self._cause(rank, child, end)
         if not cause.clean:
             self.failed_ranks.append(rank)
-        self.exits.put_nowait(RankExited(rank=rank, cause=cause))
+        ago = max(0.0, time.monotonic() - end.seen_at)
+        self.exits.put_nowait(RankExited(rank=rank, cause=msgspec.structs.replace(cause, seen_seconds_ago=ago)))
 
     async def _watch_relay(self, child: Child) -> None:
         end = await asyncio.shield(child.exited)
@@ -174,13 +184,15 @@ class Host:
             await asyncio.gather(*(rank.stop(GRACE_SECONDS, PATIENCE_SECONDS) for rank in self._ranks.values()))
 
     def _cause(self, rank: int, child: Child, end: Exit) -> ExitCause:
+        killed = ended_by_kill(end) and not self._stopping
+        kills = self._memory_kills.claim(time.monotonic()) if killed else 0
         return rank_exit_cause(
             end,
             self._reading(rank),
             read_report(self._shared.path / f"rank{rank}.report.json"),
             child.tail.text(),
             stopping=self._stopping,
-            memory_kills=memory_kills() - self._memory_kills,
+            kernel=Kernel(kills, self._memory_kills.group.limit_bytes() if kills else 0),
         )
 
     def _progress_of(self, rank: int, child: Child) -> RankProgress:
@@ -208,6 +220,10 @@ class Host:
             block.close()
         self._blocks.clear()
         self._shared.remove()
+
+
+async def _end(child: Child) -> None:
+    await child.stop(GRACE_SECONDS, PATIENCE_SECONDS)
 
 
 def resident_bytes(pid: int) -> int:

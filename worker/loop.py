@@ -36,6 +36,7 @@ from worker.control import (
     Adopt,
     Control,
     Leave,
+    LookAhead,
     Pack,
     Resend,
     Score,
@@ -219,8 +220,8 @@ class TrainingLoop:
                     self._declare(ready)
                 case Resend(ready):
                     self._declare(ready)
-                case Adopt():
-                    self._adopt(action)
+                case LookAhead() | Adopt():
+                    self._look_ahead(action) if isinstance(action, LookAhead) else self._adopt(action)
                 case Score(epoch):
                     self._evaluate(epoch)
                 case SendLocal(checkpoint):
@@ -260,6 +261,11 @@ class TrainingLoop:
         self.link.send(msgspec.structs.replace(ready, still=self._still))
         failpoints.hit("rank.snapshot.after")
 
+    def _look_ahead(self, order: LookAhead) -> None:
+        """While the others' work streams in, so that less is left to do once it is committed."""
+        hashed = self.options.verify_consensus
+        self.arena.look_ahead(order.consensus, order.stop, fresh=order.fresh, hashed=hashed)
+
     def _adopt(self, order: Adopt) -> None:
         failpoints.hit("rank.adopt", round=order.round)
         started = self.clock()
@@ -271,6 +277,7 @@ class TrainingLoop:
             buffers=order.buffers,
             ahead=ahead,
             hashed=self.options.verify_consensus,
+            looked=order.looked,
         )
         if order.restart:
             self.trainer.restart()

@@ -23,6 +23,7 @@ from wire.codes import CloseCode
 from wire.messages import (
     Accept,
     ControllerHeartbeat,
+    DeclareDead,
     Hello,
     HostHeartbeat,
     JobOffer,
@@ -109,6 +110,8 @@ class Hosted(Protocol):
     def progress(self) -> list[RankProgress]: ...
 
     async def stop(self, patience_seconds: float = PATIENCE_SECONDS) -> None: ...
+
+    def fence(self, rank: int) -> None: ...
 
     def kill(self) -> None: ...
 
@@ -245,6 +248,9 @@ class Membership:
         match message:
             case ControllerHeartbeat():
                 return
+            case DeclareDead(rank=rank, reason=reason) if self.host is not None:
+                log.warning("rank %s ends: the cohort goes on without it: %s", rank, reason)
+                self.host.fence(rank)
             case RunEnded():
                 raise _Over(self._ended(message))
             case Reject():

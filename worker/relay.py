@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from wire import failpoints
@@ -42,6 +41,7 @@ from wire.messages import (
     SharedMemory,
     SnapshotReady,
     SyncAck,
+    UpdateStaged,
 )
 from wire.session import Received
 from worker.arena_file import ArenaError
@@ -61,7 +61,6 @@ FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, Stagi
 
 _OUTBOX = 256
 """messages that wait for the control link; ranks then wait too"""
-_THREADS = 2
 _FAREWELL_SECONDS = 5.0
 
 logger = logging.getLogger("relay")
@@ -73,10 +72,9 @@ class Relay:
     def __init__(self, spec: RelaySpec) -> None:
         self._spec = spec
         failpoints.identify(host=spec.host_id)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="data")
         self._fold = Fold(spec.ranks)
-        self._uploads = Uploads(self._fold, spec.directory, self._pool)
-        self._downloads = Downloads(spec.directory, self._pool, self._release)
+        self._uploads = Uploads(self._fold, spec.directory)
+        self._downloads = Downloads(spec.directory, self._release, self._tell)
         self._ports = RankPorts(spec.ranks, self._from_rank)
         self._to_controller: asyncio.Queue[tuple[int, Message]] = asyncio.Queue(_OUTBOX)
         self._shared = False
@@ -95,7 +93,6 @@ class Relay:
                 self._read_control(control),
                 _patiently(self._write_control(control)),
                 _patiently(self._downloads.read(data)),
-                self._downloads.apply(),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
             )
         except failpoints.Cut:
@@ -107,7 +104,7 @@ class Relay:
             await self._ports.farewell(_FAREWELL_SECONDS)
         finally:
             await asyncio.gather(self._ports.close(), *(link.close() for link in links))
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._uploads.close()
 
     async def _agree_on_path(self, data: ControllerLink) -> None:
         """Share memory with the controller if both can; otherwise everything is streamed."""
@@ -174,10 +171,15 @@ class Relay:
             case DeclareDead():
                 if message.rank in self._fold.live:  # every relay hears of every death
                     logger.info("rank %s was declared dead: %s", message.rank, message.reason)
-                    self._ports.refuse(message.rank)
+                    self._ports.refuse(message.rank, message)
                     self._uploads.begin(self._fold.dead(message.rank))
             case _:
                 raise LinkRefused(f"the controller sent {type(message).__name__}, which is not for a relay")
+
+    def _tell(self, staged: UpdateStaged) -> None:
+        """So much of the consensus is here."""
+        for rank in sorted(self._fold.live):
+            self._ports.send(rank, staged)
 
     def _release(self, commit: RoundCommitted) -> None:
         """Committed and all there: the ranks may adopt it."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
-from websockets.protocol import State
 
+from wire.bulk import HEADROOM
+from wire.chunks import ReservedChunk
 from wire.codes import CloseCode, close_code
 from wire.errors import RemoteProtocolError
-from wire.frame_meter import PatientSocket
 from wire.messages import NO_RANK, Message, Reject, RelayHello, RelayWelcome
 from wire.session import Channel, Incoming, Received, Session
+from worker.bulk_connection import BulkClient
 from worker.relay_spec import RelaySpec
 
 MAX_FRAME = 2 << 20
@@ -36,24 +37,10 @@ class RunOver(LinkLost):
     """The controller closed the link because the run is over."""
 
 
-class PatientConnection(ClientConnection):
-    """A websocket that wakes its event loop for whole frames, once it is open."""
-
-    def data_received(self, data: bytes) -> None:
-        """Hand it on; between two wakings, wait for the frame that has begun."""
-        if self.state is State.OPEN:
-            if self._patient is None:
-                self._patient = PatientSocket(self.transport)
-            self._patient.received(data)
-        super().data_received(data)
-
-    _patient: PatientSocket | None = None
-
-
 class ControllerLink:
     """One established link. One task may send and one may receive."""
 
-    def __init__(self, name: str, websocket: ClientConnection, session: Session) -> None:
+    def __init__(self, name: str, websocket: BulkClient, session: Session) -> None:
         self.name = name
         self.session = session
         self.welcome = RelayWelcome()
@@ -75,6 +62,17 @@ class ControllerLink:
         """Write a sealed frame and wait until the socket takes it. Raises ``LinkLost``."""
         try:
             await self._websocket.send(frame)
+        except ConnectionClosed as closed:
+            raise self._lost(closed) from closed
+
+    def seal_framed(self, reserved: ReservedChunk, payload: memoryview) -> memoryview:
+        """Seal one chunk for ``send_framed``; in any thread."""
+        return self._websocket.frame(reserved.seal(payload, HEADROOM))
+
+    async def send_framed(self, frame: memoryview) -> None:
+        """Write what ``seal_framed`` made and wait until the socket takes it. Raises ``LinkLost``."""
+        try:
+            await self._websocket.send_framed(frame)
         except ConnectionClosed as closed:
             raise self._lost(closed) from closed
 
@@ -159,7 +157,7 @@ async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
     # time; they only keep middleboxes from forgetting the connection. A dead path shows on the control link.
     websocket = await connect(
         spec.endpoint(name),
-        create_connection=PatientConnection,
+        create_connection=BulkClient,
         compression=None,
         proxy=spec.proxy,
         max_size=MAX_FRAME,
@@ -170,6 +168,7 @@ async def _connect(spec: RelaySpec, channel: Channel) -> ControllerLink:
         ping_timeout=spec.heartbeat_timeout_seconds if control else None,
         close_timeout=_CLOSE_SECONDS,
     )
+    assert isinstance(websocket, BulkClient)
     link = ControllerLink(name, websocket, Session.client(channel, spec.secret, run_id=spec.run_id))
     try:
         await _handshake(link, RelayHello(host_id=spec.host_id, ranks=spec.ranks))

@@ -27,11 +27,11 @@ class _Port:
     def __init__(self, rank: int, link: AsyncLink) -> None:
         self.rank = rank
         self.link = link
-        self.queue: asyncio.Queue[Message] = asyncio.Queue(_QUEUE)
+        self.queue: asyncio.Queue[Message | None] = asyncio.Queue(_QUEUE)
+        """none ends the connection"""
 
     async def write(self) -> None:
-        while True:
-            message = await self.queue.get()
+        while (message := await self.queue.get()) is not None:
             await self.link.send(message)
 
 
@@ -58,8 +58,9 @@ class RankPorts:
         assert self._fatal is not None, "listen first"
         await self._fatal
 
-    def send(self, rank: int, message: Message) -> None:
-        """Queue a message for a rank. One that is not connected misses it, which its exit explains."""
+    def send(self, rank: int, message: Message | None) -> None:
+        """Queue a message for a rank; none ends its connection. One that is not connected misses it, which its exit
+        explains."""
         port = self._ports.get(rank)
         if port is None:
             logger.info("%s for rank %s was dropped: it is not connected", type(message).__name__, rank)
@@ -70,11 +71,13 @@ class RankPorts:
             logger.warning("rank %s does not read: %s messages wait, its connection ends", rank, _QUEUE)
             port.link.abort()
 
-    def refuse(self, rank: int) -> None:
-        """The rank is out: end its connection and take no other."""
+    def refuse(self, rank: int, last_words: Message) -> None:
+        """The rank is out: nothing that it says is heard any more; it is told why, then its connection ends, and it
+        gets no other."""
         self._allowed.discard(rank)
-        if (port := self._ports.get(rank)) is not None:
-            port.link.abort()
+        if rank in self._ports:
+            self.send(rank, last_words)
+            self.send(rank, None)
 
     async def farewell(self, seconds: float) -> None:
         """Let the ranks read what is queued and leave by themselves, for at most this long."""
@@ -143,4 +146,5 @@ class RankPorts:
 
     async def _read(self, port: _Port) -> None:
         while (message := await port.link.receive()) is not None:
-            await self._heard(port.rank, message)
+            if port.rank in self._allowed:
+                await self._heard(port.rank, message)

@@ -1,7 +1,7 @@
 """A relay's two streams on the data link: contributions up, updates down.
 
-Folding, sealing, opening and applying run in threads, a few chunks ahead of the one on the wire; the event loop only
-hands frames on, so that control frames and the ranks' messages never wait for data.
+A thread folds and seals what goes up, a few chunks ahead of the one on the wire. What comes down is opened and applied
+chunk by chunk in the event loop; control frames and the ranks' messages never wait for more than one.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from wire import failpoints
-from wire.arithmetic import BitsArray, FloatArray
-from wire.messages import NonFinite, RequestParams, RoundAborted, RoundCommitted, UpdateComing
+from wire.arithmetic import FloatArray
+from wire.messages import NonFinite, RequestParams, RoundAborted, RoundCommitted, UpdateComing, UpdateStaged
 from wire.session import ChunkReceived, Received
 from worker.arena_file import ArenaFile
 from worker.fold import Fold, FoldPlan, Model, Piece
@@ -23,11 +23,8 @@ from worker.folding import ConsensusPair, NotFinite, fold
 from worker.relay_links import ControllerLink, LinkRefused
 from worker.staging import Staging
 
-_FOLDED_AHEAD = 4
-_SEALED_AHEAD = 2
-"""chunks that are folded, and sealed, ahead of the one that is being written"""
-_OPENED_AHEAD = 4
-"""chunks that were opened and wait to be applied; the socket is not read meanwhile"""
+_AHEAD = 4
+"""chunks that are folded and sealed ahead of the one that is being written"""
 
 logger = logging.getLogger("relay")
 
@@ -38,12 +35,16 @@ class Uploads:
     Without ``pair`` the controller reads the arenas itself and only hears whose work is in them.
     """
 
-    def __init__(self, fold_: Fold, directory: Path, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, fold_: Fold, directory: Path) -> None:
         self._fold = fold_
         self._directory = directory
-        self._pool = pool
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._plans: asyncio.Queue[FoldPlan] = asyncio.Queue()
         self._arenas: dict[int, FloatArray] = {}
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(self, plan: FoldPlan | None) -> None:
         """Every living rank has declared; none: not yet."""
@@ -66,47 +67,24 @@ class Uploads:
         """Fold, seal and send. An abort stops it once all that is numbered is sent, and so does work that is no number:
         numbers are given out in the order of the pieces, and only to those that are."""
         loop = asyncio.get_running_loop()
-        sealed: deque[tuple[Piece, asyncio.Future[bytearray]]] = deque()
-        culprit: NotFinite | None = None
-        try:
-            async for piece, payload in self._folded(plan, base):
-                reserved = data.session.reserve_chunk(piece.header)
-                sealed.append((piece, loop.run_in_executor(self._pool, reserved.seal, payload.data)))
-                if len(sealed) == _SEALED_AHEAD:
-                    await self._send_sealed(data, *sealed.popleft())
-        except NotFinite as error:
-            culprit = error
-        while sealed:
-            await self._send_sealed(data, *sealed.popleft())
-        if culprit is not None:
+        work = _Pieces(data, base)
+        ahead: deque[asyncio.Future[memoryview | None]] = deque()
+        for piece in plan.pieces():
+            if not self._fold.is_current(plan) or work.culprit is not None:
+                break
+            arenas = {rank: self._arena(rank) for rank in piece.masses}
+            ahead.append(loop.run_in_executor(self._pool, work.fold_and_seal, piece, arenas))
+            if len(ahead) == _AHEAD:
+                await self._send_sealed(data, await ahead.popleft())
+        while ahead:
+            await self._send_sealed(data, await ahead.popleft())
+        if (culprit := work.culprit) is not None:
             logger.warning("round %s cannot use this host's work: %s", plan.contribution.round, culprit)
             await data.send(NonFinite(*plan.number, culprit.rank, culprit.element, culprit.value))
 
-    async def _send_sealed(self, data: ControllerLink, piece: Piece, frame: asyncio.Future[bytearray]) -> None:
-        sealed = await frame
-        failpoints.hit("relay.chunk.up", offset=piece.header.offset)
-        await data.send_frame(sealed)
-
-    async def _folded(
-        self, plan: FoldPlan, base: FloatArray | None
-    ) -> AsyncIterator[tuple[Piece, FloatArray | BitsArray]]:
-        """The plan's pieces in order, until it is aborted. Raises ``NotFinite`` in the place of the first bad one."""
-        loop = asyncio.get_running_loop()
-        ahead: deque[tuple[Piece, asyncio.Future[FloatArray | BitsArray]]] = deque()
-        try:
-            for piece in plan.pieces():
-                if not self._fold.is_current(plan):
-                    break
-                arenas = {rank: self._arena(rank) for rank in piece.masses}
-                ahead.append((piece, loop.run_in_executor(self._pool, fold, piece, arenas, base)))
-                if len(ahead) == _FOLDED_AHEAD:
-                    first, future = ahead.popleft()
-                    yield first, await future
-            while ahead:
-                first, future = ahead.popleft()
-                yield first, await future
-        finally:
-            await asyncio.gather(*(future for _, future in ahead), return_exceptions=True)
+    async def _send_sealed(self, data: ControllerLink, frame: memoryview | None) -> None:
+        if frame is not None:
+            await data.send_framed(frame)
 
     def _arena(self, rank: int) -> FloatArray:
         if rank not in self._arenas:
@@ -116,21 +94,45 @@ class Uploads:
         return self._arenas[rank]
 
 
+class _Pieces:
+    """One plan's pieces on their way to frames. For one thread at a time, which takes them in their order."""
+
+    def __init__(self, data: ControllerLink, base: FloatArray | None) -> None:
+        self.culprit: NotFinite | None = None
+        """the first piece that is no number: no later one gets a sequence number"""
+        self._data = data
+        self._base = base
+
+    def fold_and_seal(self, piece: Piece, arenas: dict[int, FloatArray]) -> memoryview | None:
+        """The piece's frame; none from the first bad piece on."""
+        if self.culprit is not None:
+            return None
+        try:
+            payload = fold(piece, arenas, self._base)
+        except NotFinite as culprit:
+            self.culprit = culprit
+            return None
+        failpoints.hit("relay.chunk.up", offset=piece.header.offset)
+        return self._data.seal_framed(self._data.session.reserve_chunk(piece.header), payload.data)
+
+
 class Downloads:
     """Builds the next consensus from what the controller sends, and releases it when it is complete and committed.
 
-    ``release`` gets each commit with the path of the file to adopt, in the event loop.
+    ``release`` gets each commit with the path of the file to adopt, and ``tell`` how much of it is there already; both
+    in the event loop.
     """
 
-    def __init__(self, directory: Path, pool: ThreadPoolExecutor, release: Callable[[RoundCommitted], None]) -> None:
+    def __init__(
+        self, directory: Path, release: Callable[[RoundCommitted], None], tell: Callable[[UpdateStaged], None]
+    ) -> None:
         self.pair: ConsensusPair | None = None
         """none until the model's size is known, and for good where the controller shares its memory"""
         self._directory = directory
-        self._pool = pool
         self._release = release
+        self._tell = tell
         self._staging = Staging()
         self._model: Model | None = None
-        self._opened: asyncio.Queue[ChunkReceived | UpdateComing] = asyncio.Queue(_OPENED_AHEAD)
 
     async def prepare(self, model: Model, *, shared: bool) -> None:
         """Make what is needed for a model of this size, before the controller hears of a rank that is ready."""
@@ -151,33 +153,34 @@ class Downloads:
         self._pass_on(self._staging.committed(message))
 
     async def read(self, data: ControllerLink) -> None:
-        """Open what comes, in a thread, until cancelled. Raises ``LinkLost``."""
+        """Take in what comes, until cancelled. Raises ``LinkLost``, ``StagingError``.
+
+        A chunk is opened and applied where it is read: that takes a third of a millisecond, about what handing it to
+        a thread and back would cost.
+        """
         while True:
-            for event in await data.receive(threaded=True):
+            for event in await data.receive():
                 if isinstance(event, ChunkReceived):
-                    await self._opened.put(event)
+                    self._take(event)
                 elif isinstance(event, Received) and isinstance(event.message, UpdateComing):
-                    await self._opened.put(event.message)
+                    await self._announce(event.message)
                 else:
                     raise LinkRefused(f"the controller sent {event!r} on the data link")
 
-    async def apply(self) -> None:
-        """Take in what was opened, in order and in a thread, until cancelled. Raises ``StagingError``."""
-        loop = asyncio.get_running_loop()
-        while True:
-            item = await self._opened.get()
-            if isinstance(item, UpdateComing):
-                await self._announce(item)
-            elif self._staging.accepts(item.header, self._sizes):
-                await loop.run_in_executor(self._pool, self._files.take, item.header, item.payload)
-                failpoints.hit("relay.chunk.staged", round=item.header.round, offset=item.header.offset)
-                self._pass_on(self._staging.staged(item.header))
+    def _take(self, chunk: ChunkReceived) -> None:
+        if self._staging.accepts(chunk.header, self._sizes):
+            self._files.take(chunk.header, chunk.payload)
+            failpoints.hit("relay.chunk.staged", round=chunk.header.round, offset=chunk.header.offset)
+            commit = self._staging.staged(chunk.header)
+            if (stop := self._staging.news()) and commit is None:
+                self._tell(UpdateStaged(*self._staging.number, self._files.path, stop))
+            self._pass_on(commit)
 
     async def _announce(self, update: UpdateComing) -> None:
         if not self._staging.coming(update, self._sizes):
             return
         if not update.path:
-            await asyncio.get_running_loop().run_in_executor(self._pool, self._files.begin, update)
+            await asyncio.to_thread(self._files.begin, update)
         self._pass_on(self._staging.release())
 
     def _pass_on(self, commit: RoundCommitted | None) -> None:

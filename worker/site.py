@@ -67,6 +67,9 @@ class SiteHost:
         self.kill()
         await asyncio.gather(self._serving, return_exceptions=True)
 
+    def fence(self, rank: int) -> None:
+        """There are no ranks."""
+
     def kill(self) -> None:
         """End it now."""
         self.run.finish(CloseCode.REFUSED, "the relay-only host left")

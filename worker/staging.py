@@ -12,6 +12,9 @@ from wire.session import ChunkHeader, Encoding, Section
 from wire.streams import same_round, section_encoding
 from worker.fold import Model, travels_as
 
+TELL_ELEMENTS = 1 << 21
+"""elements of a consensus that are worth a message: 8 MiB"""
+
 
 class StagingError(Exception):
     """The controller's stream cannot be staged; the text names the elements."""
@@ -30,7 +33,17 @@ class Staging:
         self._moving: ranges.Ranges | None = None
         self._accepted = 0
         self._staged = 0
+        self._stop = 0
+        """all elements before it are in the consensus"""
+        self._told = 0
         self._commit: RoundCommitted | None = None
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """The open attempt's. Raises ``LookupError`` without one."""
+        if self._number is None:
+            raise LookupError("no attempt is open")
+        return self._number
 
     def opened(self, request: RequestParams) -> None:
         """Expect the outcome of this attempt."""
@@ -59,7 +72,7 @@ class Staging:
         border = model.params_elements
         outside = ranges.complement(message.still, 0, border), ranges.complement(message.still, border, model.elements)
         self._moving = [] if message.path else [*outside[0], *outside[1]]
-        self._accepted = self._staged = 0
+        self._accepted = self._staged = self._stop = self._told = 0
         self.path = message.path
         return True
 
@@ -91,7 +104,15 @@ class Staging:
         if self._number is None or not same_round(header, *self._number):
             return None  # aborted meanwhile
         self._staged += header.elements
+        self._stop = header.offset + header.elements
         return self.release()
+
+    def news(self) -> int:
+        """Elements from the start that are in the consensus, if that is worth telling the ranks; else 0."""
+        if self._number is None or self._stop - self._told < TELL_ELEMENTS:
+            return 0
+        self._told = self._stop
+        return self._stop
 
     def committed(self, message: RoundCommitted) -> RoundCommitted | None:
         """The controller committed the attempt. The commit to pass on, if everything is here already."""

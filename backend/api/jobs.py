@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from backend.api import schemas
+from backend.api import job_schemas as schemas
 from backend.api.deps import TheController
 from backend.api.strict import StrictRoute
 from backend.runtime import jobs

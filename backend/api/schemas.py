@@ -125,6 +125,11 @@ class Rank(Answer):
     device: str
     state: str
     busy: bool = False
+    """at one thing, such as a batch, for more than a few seconds"""
+    doing: str = ""
+    """what its host last saw it do: starting, idle, working, reducing, evaluating, saving; empty when nobody knows"""
+    doing_seconds: int | None = None
+    """for how long, while it is busy"""
     planned: int | None = None
     realized: int | None = None
     anchor: bool = False
@@ -183,6 +188,17 @@ class Death(Answer):
     last_round: int | None = None
     peak_rss_bytes: int | None = None
     returned_samples: int | None = None
+    world_size: int | None = None
+    """of the run, the dead included"""
+    memory_kills: int | None = None
+    """processes of its host's control group that the kernel killed for memory just then, when that explains the end"""
+    memory_limit_bytes: int | None = None
+    """the limit that was reached; 0 when none is known"""
+    waited: dict[str, float] | None = None
+    """seconds that other ranks had nothing to do because of it until it was declared dead, by rank"""
+    recovery: dict[str, float] | None = None
+    """seconds until it was found (detect), until a round without it was asked for (decide), until that was closed
+    (resume), and until the next batch was done (first_step); phases that the run did not live to see are missing"""
 
 
 class Checkpoint(Answer):
@@ -328,38 +344,6 @@ class Event(Answer):
     level: str
     text: str
     data: Any = None
-
-
-class Job(Answer):
-    """A job below the job directory."""
-
-    job: str
-    name: str
-    path: str
-    doc: str
-    file_hash: str
-    methods: list[str]
-
-
-class BrokenJob(Answer):
-    """A file or class that looks like a job and cannot be used."""
-
-    job: str
-    code: str
-    text: str
-
-
-class JobList(Page[Job]):
-    """The jobs that this controller can see, and those that it cannot use."""
-
-    broken: list[BrokenJob]
-    truncated: bool
-
-
-class JobSchema(Job):
-    """A job with its parameters as a JSON Schema: the form of a new run."""
-
-    params_schema: dict[str, Any] = Field(alias="schema", description="JSON Schema of the job's Params")
 
 
 class SessionState(Answer):

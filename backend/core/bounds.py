@@ -120,6 +120,8 @@ class Bounds:
         size = len(march.world.ranks)
         after = tolerance(len(march.world.dead()) + len(ranks), size, march.config.max_failure)
         if moving and not after.stop:
-            march.losses.ranks([Casualty(rank, f"TrainStall: {what}") for rank in ranks], now)
+            waits = march.training.watch.waited
+            hung = [Casualty(rank, f"TrainStall: {what}", detect_seconds=waits(rank, now)) for rank in ranks]
+            march.losses.ranks(hung, now)
         else:
             march.save_and_stop(SaveReason.TRAIN_STALL, f"{what}; waiting for {who}", now)

@@ -342,6 +342,7 @@ class Cohort:
                 try:
                     if isinstance(message, ChunkDone):
                         self._out += march.training.chunk_done(rank, message, now)
+                        seat.idle_since = now
                     else:
                         march.training.batch_done(rank, message, now)
                 except WorkError as error:

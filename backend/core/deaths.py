@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backend.core.vocabulary import Effect, Record, SendRelay
+from backend.core.recovery import waited_for
+from backend.core.vocabulary import Effect, Record, SendHost, SendRelay
 from backend.core.work import Range
 from backend.core.world import World
 from wire.messages import DeclareDead, ExitCause
@@ -21,6 +22,8 @@ class Casualty:
     rank: int
     reason: str
     cause: ExitCause | None = None
+    detect_seconds: float = 0.0
+    """since its end, or since its host was last heard"""
 
     def how(self) -> str:
         """The exit in a few words: the exception, the signal, or the code."""
@@ -29,6 +32,9 @@ class Casualty:
             return self.reason
         if cause.exception:
             return f"{cause.exception}: {cause.message}" if cause.message else cause.exception
+        if cause.memory_kills:
+            limit = f" of {cause.memory_limit_bytes / 2**30:.2f} GiB" if cause.memory_limit_bytes else ""
+            return f"killed by {cause.signal}: its host reached the memory limit{limit}"
         if cause.signal:
             return f"killed by {cause.signal}"
         if cause.code == 0:
@@ -40,30 +46,36 @@ class Casualty:
         return f"{world.where(self.rank)} died: {self.how()}"
 
 
-def bury(march: March, casualty: Casualty) -> list[Effect]:
+def bury(march: March, casualty: Casualty, now: float) -> list[Effect]:
     """Take a rank that was just removed from the world out of everything: its work returns, its death is written down,
     and the hosts that are left are told."""
+    waited = waited_for(march, casualty.rank, casualty.detect_seconds, now)
     returned = march.training.rank_died(casualty.rank)
     closed = march.cycle.next_round - (1 if march.cycle.open else 0)
-    row, records = death_records(casualty, march.world, last_round=max(closed, 0) - 1, returned=returned)
+    last_round = max(closed, 0) - 1
+    row, records = death_records(casualty, march.world, last_round=last_round, returned=returned, waited=waited)
     march.deaths.append(row)
     return [*records, *death_notices(casualty, march.world)]
 
 
 def death_notices(casualty: Casualty, world: World) -> list[Effect]:
-    """Tell every relay that has a living rank, and that of a rank whose process did not end by itself."""
+    """Tell every relay that has a living rank; of a rank whose process did not end by itself its own one, too, and the
+    agent, which ends what is left of it."""
     hosts = set(world.alive_by_host())
     seat = world.hosts[world.ranks[casualty.rank].host]
+    notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(world))
+    fence: list[Effect] = []
     if casualty.cause is None and seat.state != "lost":
         hosts.add(seat.host)
-    notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(world))
-    return [SendRelay(host, notice) for host in sorted(hosts)]
+        fence.append(SendHost(seat.link, notice))
+    return [*(SendRelay(host, notice) for host in sorted(hosts)), *fence]
 
 
 def death_records(
-    casualty: Casualty, world: World, *, last_round: int, returned: list[Range]
+    casualty: Casualty, world: World, *, last_round: int, returned: list[Range], waited: dict[int, float]
 ) -> tuple[dict[str, Any], list[Record]]:
-    """The death's row, and the records that make it durable. ``last_round`` is -1 when none has closed."""
+    """The death's row, and the records that make it durable. ``last_round`` is -1 when none has closed, ``waited`` the
+    seconds that others waited for the dead, by rank."""
     seat = world.ranks[casualty.rank]
     host = world.hosts[seat.host]
     cause, failure, progress = casualty.cause, seat.failure, seat.progress
@@ -83,6 +95,11 @@ def death_records(
         "last_round": last_round,
         "peak_rss_bytes": max(cause.peak_rss_bytes if cause else 0, progress.rss_bytes if progress else 0),
         "returned_samples": samples,
+        "world_size": len(world.ranks),
+        "memory_kills": cause.memory_kills if cause else 0,
+        "memory_limit_bytes": cause.memory_limit_bytes if cause else 0,
+        "waited": waited,
+        "recovery": {"detect": round(casualty.detect_seconds, 3)},
     }
     text = casualty.sentence(world)
     if samples:

@@ -85,7 +85,7 @@ class AsyncTraining(Training):
     def batch_done(self, rank: int, message: BatchDone, now: float) -> None:
         """As before; a rank that did all that it was dealt rests. Raises ``WorkError``."""
         super().batch_done(rank, message, now)
-        if not self._has_work(rank):
+        if not self.holds_work(rank):
             self.watch.rests(rank)
 
     def chunk_done(self, rank: int, message: ChunkDone, now: float) -> list[Effect]:
@@ -187,7 +187,7 @@ class AsyncTraining(Training):
         assert self.window is not None
         return self.steps(rank) < self.window.planned.get(rank, 0)
 
-    def _has_work(self, rank: int) -> bool:
+    def holds_work(self, rank: int) -> bool:
         return self.steps(rank) < self._dealt(rank)
 
     def _outstanding(self, rank: int) -> list[Range]:

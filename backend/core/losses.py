@@ -35,7 +35,7 @@ class Losses:
             return
         batch = march.training.at_work_on(rank, max(seat.steps, cause.last_step))
         why = self._poison.died(rank, *batch) if batch is not None else ""
-        self.ranks([Casualty(rank, "its process ended", cause)], now)
+        self.ranks([Casualty(rank, "its process ended", cause, cause.seen_seconds_ago)], now)
         if why and march.ending is None and march.end is None:
             march.save_and_stop(SaveReason.REPEATED_FAILURE, why, now)
 
@@ -44,6 +44,7 @@ class Losses:
         march = self._march
         if seat.state in ("left", "lost"):
             return
+        silence = march.liveness.silence(seat.host, now)
         march.liveness.remove(seat.host)
         if march.leaving:
             seat.state = "left"
@@ -61,7 +62,7 @@ class Losses:
         ]
         if not seat.ranks:
             march.event("relay_lost", f"{seat.name}, a relay without ranks, was lost: {reason}", "error")
-        self.ranks([Casualty(rank, reason) for rank in seat.ranks], now)
+        self.ranks([Casualty(rank, reason, detect_seconds=silence) for rank in seat.ranks], now)
 
     def ranks(self, casualties: list[Casualty], now: float) -> None:
         """Deaths of one cause are one step: all are marked before anybody is asked to do anything."""
@@ -70,13 +71,15 @@ class Losses:
         for casualty in casualties:
             march.world.remove(casualty.rank, "dead")
         for casualty in casualties:
-            march.out += bury(march, casualty)
+            march.out += bury(march, casualty, now)
         if not casualties or march.end is not None:
             return
         if march.phase == "forming":
             march.fail(f"The cohort could not form: {casualties[0].sentence(march.world)}", now)
             return
         self._carry_on_without({casualty.rank for casualty in casualties}, now)
+        for casualty in casualties:
+            march.recovery.declared(march, casualty.rank, casualty.detect_seconds, now)
 
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         march = self._march

@@ -20,6 +20,7 @@ from backend.core.lookahead import training_for
 from backend.core.losses import Losses
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, progress_row
+from backend.core.recovery import Recovery
 from backend.core.refusals import Refusals, refuse
 from backend.core.resume import Resume
 from backend.core.saving import CheckpointDesk
@@ -78,6 +79,7 @@ class March:
         self.ending: Ending | None = None
         self.end: End | None = None
         self.deaths: list[dict[str, Any]] = []
+        self.recovery = Recovery()
         self.started_at: float | None = None
         self.ended_at: float | None = None
 
@@ -179,6 +181,7 @@ class March:
         self.bounds.watch(now)
         while self.end is None and self._step(now):
             pass
+        self.out += self.recovery.observe(self, now)
 
     @property
     def leaving(self) -> bool:
@@ -318,6 +321,7 @@ class March:
         """The one place where a run ends."""
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)
+        self.out += self.recovery.conclude(self)
         row = progress_row(self, self.cycle.next_round - 1)
         row |= {"phase": phase, "reason": reason, "stopped_by": self.stopping}
         self.event("run_ended", f"The run is {phase}: {reason}", "info" if phase == "done" else "error")

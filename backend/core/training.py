@@ -145,6 +145,10 @@ class Training:
         """Batches that the rank did since the last round."""
         return self.ledger.steps(rank)
 
+    def holds_work(self, rank: int) -> bool:
+        """Whether the rank has a chunk that it did not report as done."""
+        return self.pool is not None and self.pool.in_flight(rank)
+
     def worked(self) -> bool:
         """Whether a living rank did a batch since the last round."""
         return any(self.steps(rank) > 0 for rank in self.world.alive())
@@ -243,7 +247,7 @@ class Training:
         for rank in self.world.dead():
             assert not self.pool.in_flight(rank), f"dead rank {rank} still holds a chunk"
         for rank in self.world.alive():
-            assert self.watch.working(rank) == self._has_work(rank), f"rank {rank} has unwatched work"
+            assert self.watch.working(rank) == self.holds_work(rank), f"rank {rank} has unwatched work"
         self.scheduler.check()
 
     def _record(self, rank: int, message: BatchDone) -> None:
@@ -260,9 +264,6 @@ class Training:
         if self.pool is None or not 0 < left <= len(starts):
             return None
         return self.pool.epoch, starts[len(starts) - left]
-
-    def _has_work(self, rank: int) -> bool:
-        return self.pool is not None and self.pool.in_flight(rank)
 
     def _outstanding(self, rank: int) -> list[Range]:
         return self.pool.in_flight_ranges(rank) if self.pool else []

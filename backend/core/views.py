@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from backend.core.cohort import Cohort
 
 BUSY_SECONDS = 5.0
-"""A rank that has been in one batch for longer is shown as busy: it lives, but says nothing new."""
+"""A rank that has been at one thing for longer is shown with the time: it lives, but says nothing new."""
+BUSY_STATES = ("working", "evaluating", "saving")
 
 
 def cohort_view(cohort: Cohort, now: float) -> dict[str, Any]:
@@ -177,6 +178,8 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
     training, progress = march.training, seat.progress
     pace = training.scheduler.smoothed(seat.rank)
     window = training.window
+    doing = progress.state if progress is not None and seat.alive else ""
+    busy = progress is not None and doing in BUSY_STATES and progress.state_seconds > BUSY_SECONDS
     planned = window.planned.get(seat.rank, 0) if window else seat.last_planned
     return {
         "rank": seat.rank,
@@ -184,10 +187,9 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
         "host_name": march.world.hosts[seat.host].name,
         "device": seat.device,
         "state": _state(seat, march),
-        "busy": seat.alive
-        and progress is not None
-        and progress.state == "working"
-        and progress.state_seconds > BUSY_SECONDS,
+        "busy": busy,
+        "doing": doing,
+        "doing_seconds": int(progress.state_seconds) if progress is not None and busy else None,
         "planned": planned,
         "realized": training.steps(seat.rank) if window else seat.last_realized,
         "anchor": training.scheduler.anchor_rank == seat.rank,

@@ -266,7 +266,8 @@ class Record:
     """A row for the store. ``durable`` rows are committed before any later effect is performed."""
 
     table: str
-    """events, hosts, ranks, rounds, epochs, scalars, deaths, checkpoints, or runs (an update of the run's own row)"""
+    """events, hosts, ranks, rounds, epochs, scalars, deaths, checkpoints, runs (an update of the run's own row), or
+    recoveries (an update of a death's)"""
     row: dict[str, Any]
     durable: bool = False
 

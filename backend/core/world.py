@@ -42,6 +42,8 @@ class RankSeat:
     """what the rank said before it went down"""
     exit: ExitCause | None = None
     progress: RankProgress | None = None
+    idle_since: float | None = None
+    """when it reported its last chunk as done"""
     steps: int = 0
     samples: int = 0
     loss: float | None = None

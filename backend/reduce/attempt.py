@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from backend.core.vocabulary import OpenRound
+from backend.reduce.alive import Alive
 from backend.reduce.buffers import Buffer
 from backend.reduce.outer import OuterStep
 from backend.reduce.pieces import Culprit, Mapped, Piece
@@ -53,6 +54,9 @@ class Attempt:
     built: Buffer
     outer: OuterStep | None
     started: float
+    outgoing: Alive
+    """pieces of the update that some link has not been sent. Each attempt has its own: what a link that is stuck still
+    holds of an aborted one must not keep the next from going on"""
     start: FloatArray | None = None
     """a restored consensus, (elements,): the initial broadcast brings it, whatever ranks send"""
     shared: set[int] = field(default_factory=set)

@@ -92,7 +92,6 @@ class ReducePlane:
         self._pool = ThreadPoolExecutor(self._cuts.threads, thread_name_prefix="reduce")
         self._open: Attempt | None = None
         self._shared: dict[int, SharedArenas] = {}
-        self._outgoing = Alive(self._sent_on)
         self._moved = asyncio.Event()
         self.ignored = 0
         """frames of another attempt, of a host that is not expected, or received before"""
@@ -161,6 +160,7 @@ class ReducePlane:
             outer=self._ledger.outer_step(built, opening.initial),
             started=self._clock(),
             start=self._ledger.start(opening.initial),
+            outgoing=Alive(self._sent_on),
         )
         self._wake()
 
@@ -276,7 +276,7 @@ class ReducePlane:
             and not attempt.culprits
             and attempt.next_sum < len(attempt.plan)
             and attempt.running < AHEAD * self._cuts.threads
-            and self._outgoing.count + attempt.running < self._cuts.outgoing_slices
+            and attempt.outgoing.count + len(attempt.summed) + attempt.running < self._cuts.outgoing_slices
             and attempt.streams.complete(attempt.plan[attempt.next_sum])
         ):
             cut = attempt.plan[attempt.next_sum]
@@ -328,7 +328,7 @@ class ReducePlane:
                 continue
             encoding = section_encoding(cut.section, attempt.opening.encoding)
             header = ChunkHeader(chunk_round(round_), number, cut.section, cut.offset, cut.elements, encoding)
-            self._outgoing.add(values)
+            attempt.outgoing.add(values)
             payload = values.data.toreadonly()
             for host in attempt.listeners:
                 attempt.bytes_down += payload.nbytes

@@ -9,10 +9,14 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from concurrent.futures import Executor
+from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from backend.runtime.errors import LinkEnded
+from backend.runtime.server import BULK
+from wire.bulk import HEADROOM, BulkFrame, framed
+from wire.chunks import ReservedChunk
 from wire.codes import CloseCode
 from wire.messages import NO_RANK, Message
 from wire.session import ChunkHeader, Incoming, Session
@@ -35,6 +39,7 @@ class Peer:
         self.bytes_in = 0
         self.bytes_out = 0
         self._socket = socket
+        self._takes_framed = BULK in (socket.scope.get("extensions") or {})
         self._pool = pool
 
     async def accept(self) -> None:
@@ -55,12 +60,12 @@ class Peer:
             raise LinkEnded("the connection was closed") from error
         if message["type"] == "websocket.disconnect":
             raise LinkEnded(_ending(message.get("code", 1006), message.get("reason") or ""))
-        data: bytes | str = message.get("bytes") or message.get("text") or b""
+        data: bytes | str | BulkFrame = message.get("bytes") or message.get("text") or b""
         self.bytes_in += len(data)
-        if len(data) <= INLINE_BYTES:
-            incoming = self.session.receive(data)
+        if isinstance(data, BulkFrame) or len(data) > INLINE_BYTES:
+            incoming = await asyncio.get_running_loop().run_in_executor(self._pool, self._open, data)
         else:
-            incoming = await asyncio.get_running_loop().run_in_executor(self._pool, self.session.receive, data)
+            incoming = self.session.receive(data)
         for reply in self.session.pending():
             await self._write(reply)
         return incoming
@@ -72,8 +77,11 @@ class Peer:
     async def send_chunk(self, header: ChunkHeader, payload: memoryview) -> None:
         """Seal and write one chunk; the sealing happens in the pool. Raises as ``send``."""
         reserved = self.session.reserve_chunk(header)
-        frame = await asyncio.get_running_loop().run_in_executor(self._pool, reserved.seal, payload)
-        await self._write(frame)
+        loop = asyncio.get_running_loop()
+        if not self._takes_framed:
+            await self._write(await loop.run_in_executor(self._pool, reserved.seal, payload))
+            return
+        await self._write_framed(await loop.run_in_executor(self._pool, _seal_framed, reserved, payload))
 
     async def send_plain(self, frame: bytes) -> None:
         """Write a frame that needs no session: a refusal. Raises ``LinkEnded``."""
@@ -86,12 +94,25 @@ class Peer:
         except (WebSocketDisconnect, OSError, RuntimeError):
             return
 
+    def _open(self, data: bytes | str | BulkFrame) -> list[Incoming]:
+        return self.session.receive(data.plain() if isinstance(data, BulkFrame) else data)
+
     async def _write(self, frame: bytes | bytearray) -> None:
+        await self._send({"type": "websocket.send", "bytes": frame}, len(frame))
+
+    async def _write_framed(self, framed: memoryview) -> None:
+        await self._send({"type": "websocket.send", "framed": framed}, len(framed))
+
+    async def _send(self, event: dict[str, Any], size: int) -> None:
         try:
-            await self._socket.send({"type": "websocket.send", "bytes": frame})
+            await self._socket.send(event)
         except (WebSocketDisconnect, OSError, RuntimeError) as error:
             raise LinkEnded("the connection was lost while writing") from error
-        self.bytes_out += len(frame)
+        self.bytes_out += size
+
+
+def _seal_framed(reserved: ReservedChunk, payload: memoryview) -> memoryview:
+    return framed(reserved.seal(payload, HEADROOM), masked=False)
 
 
 def _may_be_local(address: str, server: tuple[str, int | None] | None) -> bool:

@@ -40,6 +40,7 @@ from backend.reduce.outer import outer_optimizer
 from backend.reduce.plane import ReducePlane
 from backend.runtime.bundle import CheckpointPlace, Loaded, check_room
 from backend.runtime.checkpoint import CheckpointWriter, Committed
+from backend.runtime.death_files import DeathFiles
 from backend.runtime.driver import Clock, Core, Driver
 from backend.runtime.feed import Feed
 from backend.runtime.limits import Limits
@@ -109,6 +110,7 @@ class LiveRun:
         self._services = services
         self._outcome: tuple[str, str] | None = None
         self._place = CheckpointPlace(services.data_dir, self.run_id)
+        self._death_files = DeathFiles(self._place.root, row, services.spawn)
         self._origin = origin.resume.checkpoint if origin is not None else 0
         self._loop = asyncio.get_running_loop()
         self.driver = Driver(
@@ -180,6 +182,7 @@ class LiveRun:
         self._saver.close()
         await self._services.feed.close(self.run_id)
         await self._flushed()
+        await self._death_files.written()
 
     async def perform(self, effect: Effect) -> None:
         """Do what the core said. Sending never waits and never raises for a peer's sake; a durable record waits."""
@@ -294,8 +297,9 @@ class LiveRun:
         row = done.result()
         if table == "runs":
             self.row = row
-        elif table == "deaths":
-            self.deaths.append(row)
+        elif table in ("deaths", "recoveries"):
+            self.deaths = [*(death for death in self.deaths if death["rank"] != row["rank"]), row]
+            self._death_files.put(row)
         elif table == "checkpoints":
             self.checkpoints = [*(old for old in self.checkpoints if old["checkpoint"] != row["checkpoint"]), row]
             self.checkpoints.sort(key=lambda each: each["checkpoint"])

@@ -17,17 +17,23 @@ from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
+from websockets.protocol import State
 
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import Limits, source_of
-from wire.frame_meter import PatientSocket
+from wire.bulk import BulkFrame, PatientSocket, Splitter
 
 BACKLOG = 512
 WS_MAX_BYTES = 2 << 20
 """one chunk of 1 MiB and its frame, twice over"""
 GRACE_SECONDS = 10
 UNKNOWN_SOURCE = "unknown"
+BULK = "marchline.bulk"
+"""the ASGI extension of a websocket that takes framed bytes and gives ``BulkFrame``"""
+BULK_PATH = "/ws/data"
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +154,11 @@ class GuardedHttp(HttpToolsProtocol):
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):
-    """A websocket that is counted by source. ``census`` is set by ``guarded``."""
+    """A websocket that is counted by source, and takes bulk data past the library. ``census`` is set by ``guarded``.
+
+    A scope with the extension ``BULK`` may be sent ``framed`` bytes instead of ``bytes``, and receives large binary
+    messages as ``BulkFrame``.
+    """
 
     census: Census
 
@@ -157,13 +167,40 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self._source = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
         self._counted = self.census.enter(self._source)
+        self._splitter: Splitter | None = None
         self._patient = PatientSocket(transport)
 
+    def handle_connect(self, event: Request) -> None:
+        """Offer bulk data on the data links' endpoint."""
+        super().handle_connect(event)
+        if event.path.partition("?")[0].endswith(BULK_PATH) and self.handshake_initiated and not self.close_sent:
+            self.scope["extensions"][BULK] = {}
+            self._splitter = Splitter(masked=True, largest=self.config.ws_max_size)
+
     def data_received(self, data: bytes) -> None:
-        """Hand it on; between two wakings, wait for the frame that has begun."""
-        if self.handshake_complete:
-            self._patient.received(data)
-        super().data_received(data)
+        """Take large frames out; the rest is the library's. Between two wakings, wait for the frame that has begun."""
+        if self._splitter is None or not self.handshake_complete:
+            super().data_received(data)
+            return
+        for part in self._splitter.feed(data):
+            if not isinstance(part, BulkFrame):
+                super().data_received(bytes(part))
+            elif self.conn.state is State.OPEN:
+                self.frames = [part]  # type: ignore[list-item]
+                self.curr_msg_data_type = "bytes"
+                self.send_receive_event_to_app()
+        self._patient.wait_for(self._splitter.missing)
+
+    async def send(self, message: Any) -> None:
+        """Write what is framed as it is, under the same flow control; the rest is the library's."""
+        framed = message.get("framed")
+        if framed is None:
+            await super().send(message)
+            return
+        await self.writable.wait()
+        if self.disconnected or self.conn.state is not State.OPEN:
+            raise ClientDisconnected
+        self.transport.write(framed)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the connection go."""

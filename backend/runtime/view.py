@@ -80,7 +80,7 @@ def final_figures(core: Mapping[str, Any]) -> Row:
     """What the core knows at its end and no table holds: kept in the run's summary, for its history."""
     kept = ("steps", "samples", "exclusions")
     ranks = {str(rank["rank"]): {name: rank[name] for name in kept} for rank in core["ranks"]}
-    return {"ranks": ranks, "strangers": core["window"]["strangers"]}
+    return {"ranks": ranks, "strangers": core["window"]["strangers"], "seconds": core["seconds"]}
 
 
 def overview(runs: list[Row], live: Mapping[int, View]) -> list[Row]:
@@ -123,7 +123,7 @@ def _frame(run: Row) -> View:
         "created_at": run["created_at"],
         "started_at": run["started_at"],
         "ended_at": run["ended_at"],
-        "seconds": _seconds(run["started_at"], run["ended_at"]),
+        "seconds": _seconds(run),
         "config": config,
         "params": run["params"] or {},
         "emulated": bool(run["emulated"]),
@@ -180,10 +180,16 @@ def _closed_window(config: Mapping[str, Any]) -> View:
     }
 
 
-def _seconds(started_at: str | None, ended_at: str | None) -> float:
-    if not started_at or not ended_at:
+def _seconds(run: Row) -> float:
+    """By the controller's monotonic clock, where the run's core could still say so; two readings of a wall clock that
+    was set in between tell nothing."""
+    told = (run["summary"] or {}).get("seconds")
+    if told is not None:
+        return float(told)
+    if not run["started_at"] or not run["ended_at"]:
         return 0.0
-    return max(0.0, (datetime.fromisoformat(ended_at) - datetime.fromisoformat(started_at)).total_seconds())
+    began, ended = (datetime.fromisoformat(run[name]) for name in ("started_at", "ended_at"))
+    return max(0.0, (ended - began).total_seconds())
 
 
 def _worked(queries: Queries, run_id: int) -> dict[str, Row]:
@@ -242,6 +248,8 @@ def _rank(row: Row, hosts: list[Row], last: Row, worked: Row) -> Row:
         "device": row["device"] or "",
         "state": row["state"] if row["state"] == "dead" else "left",
         "busy": False,
+        "doing": "",
+        "doing_seconds": None,
         "planned": of_last("planned") or 0,
         "realized": of_last("realized") or 0,
         "anchor": last.get("anchor_rank") == number,

@@ -211,6 +211,11 @@ deaths = Table(
     Column("last_round", Integer),
     Column("peak_rss_bytes", BigInteger),
     Column("returned_samples", BigInteger),
+    Column("world_size", Integer),
+    Column("memory_kills", Integer),
+    Column("memory_limit_bytes", BigInteger),
+    _json("waited"),
+    _json("recovery"),
     Index(None, "run_id", "id"),
     sqlite_autoincrement=True,
 )
@@ -253,6 +258,7 @@ UPSERTED = {
     "hosts": (hosts, "host"),
     "ranks": (ranks, "rank"),
     "epochs": (epochs, "epoch"),
+    "recoveries": (deaths, "rank"),
     "checkpoints": (checkpoints, "checkpoint"),
 }
 """Tables whose rows are merged by (run_id, this column): given columns are replaced, the others stay."""

@@ -8,6 +8,7 @@ import { Empty, Notice, Panel, Time } from "./ui.js";
 
 const ENDINGS = { done: ["good", "Done"], failed: ["bad", "Failed"], interrupted: ["warn", "Interrupted"] };
 const SHOWN_METRICS = 3;
+const SHOWN_WAITERS = 4;
 
 /** The end in a sentence, with the model at hand. */
 export function Outcome({ live, phase }) {
@@ -85,6 +86,8 @@ function Death({ death }) {
     ["Last round", death.last_round < 0 ? "none" : count(death.last_round)],
     ["Samples given back", count(death.returned_samples)],
     ["Peak memory", death.peak_rss_bytes ? bytes(death.peak_rss_bytes) : MISSING],
+    ...(death.memory_kills ? [["Memory limit", death.memory_limit_bytes ? `${bytes(death.memory_limit_bytes)}, reached` : "reached"]] : []),
+    ...(death.waited ? [["Waited for it", waitedFor(death.waited)]] : []),
   ];
   const place = death.host_name || `host ${death.host}`;
   const said = death.exception && [death.exception, death.message].filter(Boolean).join(": ");
@@ -98,8 +101,40 @@ function Death({ death }) {
       <p class="death-reason">${death.reason}</p>
       ${said && !death.reason.includes(said) && html`<p><code class="code">${said}</code></p>`}
       <${Facts} facts=${facts} />
+      <${Recovery} recovery=${death.recovery ?? {}} />
       ${death.last_lines && html`<${LastLines} death=${death} />`}
     </li>
+  `;
+}
+
+const short = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : span(seconds));
+
+/** Who had nothing to do meanwhile, the longest first. */
+function waitedFor(waited) {
+  const ranks = Object.entries(waited).sort(([, a], [, b]) => b - a);
+  if (!ranks.length) return "nobody";
+  const shown = ranks.slice(0, SHOWN_WAITERS).map(([rank, seconds]) => `r${rank} ${short(seconds)}`);
+  const rest = ranks.length - shown.length;
+  return rest > 0 ? `${shown.join(", ")} and ${rest} more` : shown.join(", ");
+}
+
+const PHASES = [
+  ["detect", "found after", "Since its end, or since its host was last heard"],
+  ["decide", "round asked for after", "Until the others were asked for a round without it"],
+  ["resume", "closed after", "Until that round was closed"],
+  ["first_step", "next batch after", "Until a survivor had done the next batch"],
+];
+
+/** How long each step took until the others were at work again. */
+function Recovery({ recovery }) {
+  const known = PHASES.filter(([name]) => name in recovery);
+  if (!known.length) return null;
+  return html`
+    <ol class="recovery" aria-label="Recovery">
+      ${known.map(([name, text, title]) => html`
+        <li key=${name} title=${title}><span class="muted">${text}</span> <strong>${short(recovery[name])}</strong></li>
+      `)}
+    </ol>
   `;
 }
 

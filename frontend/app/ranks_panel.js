@@ -1,5 +1,5 @@
 /** Every rank in figures. */
-import { MISSING, bytes, count, figure, millis } from "./format.js";
+import { MISSING, bytes, count, figure, millis, span } from "./format.js";
 import { html } from "./html.js";
 import { Icon } from "./icons.js";
 import { isEnded } from "./store.js";
@@ -40,6 +40,16 @@ const leftOut = (r) => html`
   </span>
 `;
 
+const DOING = { working: "in one batch", evaluating: "scoring", saving: "handing over its state" };
+const busy = (r) => html`
+  <span class="badge tone-warn" title=${`${DOING[r.doing] ?? r.doing} for ${r.doing_seconds} s: it lives, but says nothing new`}>
+    busy ${span(r.doing_seconds)}
+  </span>
+`;
+const state = (r) => html`
+  <${State} state=${r.state} /> ${r.busy && r.doing_seconds && busy(r)} ${r.exclusions > 0 && leftOut(r)}
+`;
+
 const figures = (label, cell, sort) => column(label, cell, { number: true, sort });
 const pace = (r) => html`${r.emulated_ms && html`<${Emulated} brief=${true} />`} ${millis(r.ms_per_batch)}`;
 const done = (r) => html`
@@ -52,7 +62,7 @@ const COLUMNS = [
   column("Where", (r) => html`${r.host_name} <span class="muted mono">${r.device}</span>`, {
     sort: (r) => `${r.host_name} ${r.device}`,
   }),
-  column("State", (r) => html`<${State} state=${r.state} /> ${r.exclusions > 0 && leftOut(r)}`, { sort: (r) => r.state }),
+  column("State", state, { sort: (r) => r.state }),
   WINDOW,
   figures("Per batch", pace, (r) => r.ms_per_batch),
   figures("Steps", (r) => count(r.steps), (r) => r.steps),

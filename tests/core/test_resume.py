@@ -133,6 +133,21 @@ def test_work_that_comes_back_in_a_resumed_epoch_keeps_its_batches():
     pool.check()
 
 
+def test_what_was_lost_before_is_neither_trained_again_nor_forgotten():
+    manifest = next(m for m in play(CONFIG, 5.0, 11.0).manifests if m["progress"]["accepted"])
+    left = EpochPool(0, 64, 4, read_resume(manifest).accepted).uncovered()[0]
+    row = {"offset": left.offset, "size": 4, "rank": 1, "reason": "rank 1 contributed nan"}
+    manifest["progress"] |= {"lost": [row], "samples_lost": 4}
+    position = read_resume(manifest)
+    again = play(CONFIG, 5.0, 11.0, resume=position)
+    epochs = [row for row in again.rows("epochs") if "batches" in row]
+    assert epochs[0]["samples_lost"] == [row]
+    assert [epoch["samples_accepted"] for epoch in epochs] == [60, 64, 64]
+    seen = trained(again, position)
+    assert {sample for sample in range(64) if seen[0, sample] == 0} == set(range(left.offset, left.offset + 4))
+    assert max(seen.values()) == 1
+
+
 @pytest.mark.parametrize("accepted", [[Range(0, 33)], [Range(0, 5), Range(4, 2)], [Range(3, 0)], [Range(-1, 2)]])
 def test_coverage_that_cannot_be_is_refused(accepted: list[Range]):
     with pytest.raises(ValueError, match="are no part of 32"):

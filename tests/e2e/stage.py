@@ -109,10 +109,11 @@ class Stage:
         job_dir: Path | None = None,
         env: dict[str, str] | None = None,
         join: str = "",
+        inside: list[str] | None = None,
     ) -> Worker:
-        """Start a host that joins the controller, or a relay-only host at ``join``."""
+        """Start a host that joins the controller, or a relay-only host at ``join``; ``inside`` becomes the program."""
         where = ("--devices", devices, "--job-dir", str(job_dir or self.job_dir))
-        return self._start(name, join or self.url, *where, *options, env=env)
+        return self._start(name, join or self.url, *where, *options, env=env, inside=inside)
 
     def relay(self, name: str, *options: str, join: str = "") -> tuple[Worker, str]:
         """Start a relay-only host; the address at which others join through it."""
@@ -120,10 +121,18 @@ class Stage:
         found = wait_for(lambda: re.search(r"join here, port (\d+)", worker.output()), f"{name} to listen")
         return worker, f"http://127.0.0.1:{found.group(1)}"
 
-    def _start(self, name: str, join: str, *options: str, env: dict[str, str] | None = None) -> Worker:
+    def _start(
+        self,
+        name: str,
+        join: str,
+        *options: str,
+        env: dict[str, str] | None = None,
+        inside: list[str] | None = None,
+    ) -> Worker:
         log = self.tmp / f"{name}-{len(self.workers)}.log"
         token = self.data_dir / "join.token"
-        command = [sys.executable, "-m", "worker", "--join", join, "--token-file", str(token), "--name", name, *options]
+        program = [sys.executable, "-m", "worker", "--join", join, "--token-file", str(token), "--name", name, *options]
+        command = [*(inside or []), *program]
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command, cwd=self.tmp, env=environment() | (env or {}), stdout=out, stderr=out, stdin=subprocess.DEVNULL

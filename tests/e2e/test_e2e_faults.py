@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_a_killed_rank_leaves_a_death_record_and_the_others_go_on(marchline: Sta
     assert view["phase"] == "done", marchline.story(run)
     assert view["samples_accepted"] == [600]
     assert view["deaths"][0]["signal"] == "SIGKILL"
+    (death,) = marchline.items(run, "deaths")
+    assert death["recovery"].keys() == {"detect", "decide", "resume", "first_step"}
+    assert death["memory_kills"] == 0, "SIGKILL alone is no evidence of a memory limit"
+    told = json.loads((marchline.data_dir / f"runs/{run}/checkpoints/model.rank{death['rank']}.death.json").read_text())
+    assert told["schema_version"] == 1
+    kept = ("rank", "host_name", "device", "signal", "last_step", "recovery", "waited", "peak_rss_bytes", "reason")
+    assert {name: told[name] for name in kept} == {name: death[name] for name in kept}
 
 
 def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(marchline: Stage) -> None:

@@ -188,7 +188,9 @@ def rank_view(
         "host_name": HOSTS[rank] if rank < 3 else f"node-{rank // 8:02d}",
         "device": "cpu:0" if rank < 3 else f"cuda:{rank % 8}",
         "state": state,
-        "busy": state == "working",
+        "busy": state == "working" and rank == 2,
+        "doing": state,
+        "doing_seconds": 41 if state == "working" and rank == 2 else None,
         "planned": planned,
         "realized": realized,
         "anchor": slow == 2 and rank == 2,
@@ -362,6 +364,11 @@ DEATH = {
     "last_round": 31,
     "peak_rss_bytes": 15_900_000_000,
     "returned_samples": 896,
+    "world_size": 3,
+    "memory_kills": 1,
+    "memory_limit_bytes": 16_000_000_000,
+    "waited": {"0": 0.412, "2": 0.3},
+    "recovery": {"detect": 0.021, "decide": 0.0, "resume": 1.304, "first_step": 0.26},
 }
 
 
@@ -451,6 +458,9 @@ def failed() -> dict[str, Any]:
     second = {
         **DEATH,
         "id": 2,
+        "memory_kills": 0,
+        "waited": {},
+        "recovery": {"detect": 0.004},
         "at": at(158),
         "rank": 2,
         "host": 2,

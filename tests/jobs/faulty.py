@@ -20,6 +20,7 @@ class Faulty(Job):
         kind: str = "raise"  # raise, exit0, exit3, hard_exit, hang, hold, kill, segfault; several by rank: "raise kill"
         rank: int = 1  # the rank that fails; -1 for all
         at: int = 7  # batch on that rank, from 0
+        seconds: int = 3600  # of a hold
 
     def __init__(self, params):
         super().__init__(params)
@@ -38,13 +39,13 @@ class Faulty(Job):
         rank = int(os.environ.get("RANK", "-2"))
         if self.params.rank in (rank, -1) and self.batches == self.params.at:
             kinds = self.params.kind.split()
-            fail(kinds[rank % len(kinds)])
+            fail(kinds[rank % len(kinds)], self.params.seconds)
         self.batches += 1
         return -model.weight.sum()
 
 
-def fail(kind):
-    """End this process, or never return."""
+def fail(kind, seconds):
+    """End this process, or not return, a hold for so many seconds."""
     match kind:
         case "raise":
             raise ValueError("grün ist kaputt ☃")
@@ -58,7 +59,7 @@ def fail(kind):
             while True:
                 time.sleep(3600)
         case "hold":
-            ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: no other thread of this process runs
+            ctypes.PyDLL(None).sleep(seconds)  # holds the interpreter: no other thread of this process runs
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "segfault":

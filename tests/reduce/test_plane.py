@@ -455,11 +455,10 @@ async def test_sums_wait_for_a_link_that_is_slow_to_send() -> None:
     while queue:
         bench.host(queue[0][0]).take(*queue.pop(0)[1:])
     assert bench.hosts[0].new.tobytes() == bench.hosts[1].new.tobytes() == (base - share).tobytes()
-    await settle()
-    assert bench.plane._outgoing.count == 0
+    assert len(bench.hosts[1].headers) == len(bench.hosts[0].headers) == 9
 
 
-async def test_an_abort_lets_go_of_what_was_not_sent() -> None:
+async def test_a_link_that_is_stuck_with_an_aborted_attempt_does_not_hold_up_the_next() -> None:
     bench, base = await bench_of(0, tuning={"outgoing_slices": 1})
     first, second = arenas(2)
     queue: list[Any] = []
@@ -476,7 +475,6 @@ async def test_an_abort_lets_go_of_what_was_not_sent() -> None:
     stream(bench, 0, first)
     await asyncio.wait_for(bench.heard.wait(), 10)
     bench.plane.abort(0, 0, "somebody died")
-    queue.clear()
     bench.plane._send = send
     await whole_round(bench, second, 0, attempt=1)
     assert bench.hosts[0].base.tobytes() == (base - second).tobytes()

@@ -181,12 +181,14 @@ async def test_a_host_that_does_not_read_holds_up_nobody_elses_control(tmp_path:
         (run,) = where.controller._runs.values()
         waiting = run.links.data(2)
         assert waiting is not None
-        await eventually(lambda: run.plane._outgoing.count == OUTGOING_SLICES, "the slow link to hold the sums up")
+        assert run.plane._open is not None
+        outgoing = run.plane._open.outgoing
+        await eventually(lambda: outgoing.count == OUTGOING_SLICES, "the slow link to hold the sums up")
         await left.control.say(Exiting(1), 0)
         assert (await core.heard(RankSaid)).message == Exiting(1)
         assert waiting.waiting > 0
         await next_step(where)
-        await eventually(lambda: waiting.waiting == 0 and run.plane._outgoing.count <= 1, "what waits to be dropped")
+        await eventually(lambda: waiting.waiting == 0 and outgoing.count <= 1, "what waits to be dropped")
         await work[0]  # the rest of the aborted attempt is taken and ignored
         work[1].cancel()
         await asyncio.gather(*work, return_exceptions=True)

@@ -241,6 +241,17 @@ def test_a_dying_process_may_have_said_anything(store: Store, run: int) -> None:
     kept.encode("utf-8")
 
 
+def test_a_recovery_completes_the_row_of_its_death(store: Store, run: int) -> None:
+    first = store.write(run, "deaths", {"rank": 1, "reason": "gone", "waited": {0: 1.5}}, durable=True).result(10)
+    store.write(run, "deaths", {"rank": 2}, durable=True).result(10)
+    row = {"rank": 1, "recovery": {"detect": 0.5, "decide": 0.0}}
+    whole = store.write(run, "recoveries", row, durable=True).result(10)
+    assert whole == first | {"recovery": {"detect": 0.5, "decide": 0.0}}
+    assert [death["rank"] for death in store.queries.deaths(run)] == [1, 2], "one row a death"
+    assert store.queries.deaths(run)[0] == whole
+    assert whole["waited"] == {"0": 1.5}
+
+
 # -------------------------------------------------------------------------------------- the tables' rules
 
 

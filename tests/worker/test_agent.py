@@ -13,7 +13,9 @@ from tiny_controller import RUN, Guest, TinyController, tiny_controller
 from wire.messages import (
     WIRE_VERSION,
     BatchDone,
+    ChunkDone,
     ControllerHeartbeat,
+    DeclareDead,
     Hello,
     HostHeartbeat,
     JobOffer,
@@ -35,12 +37,18 @@ SAMPLES = {"samples": 64}
 
 
 async def training(
-    controller: TinyController, job: str = ODO, params: dict | None = None, *, ranks: int = 1, silence: float = 30.0
+    controller: TinyController,
+    job: str = ODO,
+    params: dict | None = None,
+    *,
+    ranks: int = 1,
+    silence: float = 30.0,
+    beat: float = 0.2,
 ) -> tuple[Guest, Guest]:
     """Take a host to the point where its ranks are ready: its join link and its relay's."""
     host = await controller.guest()
     params = {**SAMPLES, **(params or {})}
-    await controller.admit(host, job, params, ranks=ranks, silence=silence)
+    await controller.admit(host, job, params, ranks=ranks, silence=silence, beat=beat)
     relay = await controller.form(host, plan(job, total_samples=64, params=params), ranks)
     for _ in range(ranks):
         await relay.expect(RankReady)
@@ -253,6 +261,39 @@ async def test_a_batch_that_holds_the_interpreter_shows_as_working() -> None:
         await host.send(RunEnded(phase="failed", reason="stalled"))
         assert (await running.ended())[0] == 1
         await gone(children)
+
+
+async def test_what_is_left_of_a_rank_that_was_declared_dead_ends() -> None:
+    """Its batch holds the interpreter, so it can hear nothing: the agent ends it, and its device is free again."""
+    async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
+        params = {"kind": "hold", "rank": 1, "at": 0}
+        host, relay = await training(controller, "faulty.py:Faulty", params, ranks=2)
+        await relay.send(chunk_of(8), rank=1)
+        progress = None
+        while progress is None or progress.state != "working":
+            progress = next((rank for rank in (await host.expect(HostHeartbeat)).ranks if rank.rank == 1), None)
+        notice = DeclareDead(rank=1, reason="TrainStall")
+        await relay.send(notice)
+        await host.send(notice)
+        exited = await host.expect(RankExited)
+        assert (exited.rank, exited.cause.clean, exited.cause.signal) == (1, False, "SIGTERM")
+        await relay.send(chunk_of(2), rank=0)
+        await relay.expect(ChunkDone, rank=0)
+        await host.send(RunEnded(phase="done", reason="the other one finished"))
+        assert (await running.ended())[0] == 1
+
+
+async def test_an_exit_waits_for_no_heartbeat() -> None:
+    """The next heartbeat of this host is an hour away; its rank's end is told all the same."""
+    async with tiny_controller() as controller, agent(controller.url) as running:
+        host, _ = await training(controller, beat=3600.0, silence=7200.0)
+        os.kill(running.child("worker.rank"), signal.SIGKILL)
+        exited = await host.expect(RankExited)
+        assert (exited.rank, exited.cause.signal) == (0, "SIGKILL")
+        assert exited.cause.seen_seconds_ago > 0.0
+        print(f"told {exited.cause.seen_seconds_ago * 1000:.0f} ms after the end was seen")
+        await host.send(RunEnded(phase="failed", reason="nobody is left"))
+        assert (await running.ended())[0] == 1
 
 
 async def test_a_terminal_that_stands_still_stops_no_heartbeat(tmp_path: Path) -> None:

@@ -470,6 +470,59 @@ def test_the_hash_is_that_of_the_consensus_as_it_was_read(tmp_path: Path, model:
         assert this.adopt(hashed=False).consensus_hash == ""
 
 
+class Large(nn.Module):
+    """Parameters of several blocks, not all of them at home in the arena, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Parameter(torch.randn(300_000))
+        self.short = nn.Parameter(torch.randn(7).to(torch.float16))
+        self.turned = nn.Parameter(torch.randn(301, 500).t())
+        self.last = nn.Parameter(torch.randn(200_001))
+        self.register_buffer("mean", torch.randn(100))
+
+
+@pytest.mark.parametrize("stops", [[600_000], [1, 131_072, 131_073, 400_000, 700_000]], ids=["once", "often"])
+def test_looking_ahead_changes_nothing_but_when_it_is_done(tmp_path: Path, stops: list[int]) -> None:
+    results = []
+    for name in ("plain", "ahead"):
+        directory = tmp_path / name
+        directory.mkdir()
+        model = Large()
+        this = built(model, directory)
+        this.arena.pack()
+        for number, stop in enumerate(stops):
+            if name == "ahead":
+                this.consensus[:stop] = np.linspace(0, 1, this.consensus.size)[:stop]
+                this.arena.look_ahead(this.path, stop, fresh=number == 0)
+        this.consensus[:] = np.linspace(0, 1, this.consensus.size)
+        results.append((this.adopt(looked=name == "ahead"), torch.cat([*map(flat, model.parameters())])))
+    (plain, tensors), (ahead, tensors_ahead) = results
+    assert ahead.consensus_hash == plain.consensus_hash
+    assert ahead.divergence == pytest.approx(plain.divergence, rel=1e-6)
+    assert (ahead.pre_norm, ahead.post_norm) == pytest.approx((plain.pre_norm, plain.post_norm), rel=1e-6)
+    assert torch.equal(tensors, tensors_ahead)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float32).reshape(-1)
+
+
+def test_what_was_looked_at_of_another_attempt_is_forgotten(tmp_path: Path) -> None:
+    this = built(Large(), tmp_path)
+    this.arena.pack()
+    this.arena.look_ahead(this.path, 500_000, fresh=True)
+    this.consensus[:] = 1.0
+    assert this.adopt(looked=False).consensus_hash == xxhash.xxh3_64_hexdigest(this.consensus.tobytes())
+    this.arena.pack()
+    this.consensus[:] = 2.0
+    this.arena.look_ahead(this.path, 500_000, fresh=True)
+    this.consensus[:] = 3.0
+    this.arena.look_ahead(this.path, 500_000, fresh=True)
+    assert this.adopt(looked=True).consensus_hash == xxhash.xxh3_64_hexdigest(this.consensus.tobytes())
+
+
 @pytest.mark.parametrize(("params", "buffers"), [(True, True), (True, False), (False, True)])
 def test_the_hash_sees_the_realized_sections_only(tmp_path: Path, params: bool, buffers: bool) -> None:
     this = built(nn.BatchNorm1d(1), tmp_path)

@@ -14,12 +14,14 @@ from wire.messages import (
     SnapshotReady,
     StartChunk,
     Update,
+    UpdateStaged,
 )
 from worker.control import (
     Adopt,
     Control,
     IllegalMessage,
     Leave,
+    LookAhead,
     Pack,
     Resend,
     Score,
@@ -247,3 +249,39 @@ def test_a_rank_that_leaves_hears_nothing_more(message: object, leave: Leave) ->
     assert control.state is State.DRAINING
     assert control.receive(chunk(offset=16)) == []
     assert control.receive(request()) == []
+
+
+# --------------------------------------------------------------------------------- looking at what is not committed
+
+
+def staged(stop: int, number: int = 0, attempt: int = 0) -> UpdateStaged:
+    return UpdateStaged(number, attempt, "c", stop)
+
+
+def test_a_rank_that_waits_looks_at_what_is_staged() -> None:
+    control = Control(rank=0, gamma=1.0)
+    control.receive(request())
+    assert control.receive(staged(10)) == [LookAhead("c", 10, fresh=True)]
+    assert control.receive(staged(20)) == [LookAhead("c", 20, fresh=False)]
+    assert control.receive(commit()) == [Adopt(0, params=True, buffers=True, looked=True)]
+
+
+def test_what_was_staged_of_an_aborted_attempt_does_not_count() -> None:
+    control = Control(rank=0, gamma=1.0)
+    control.receive(request())
+    control.receive(staged(10))
+    control.receive(request(attempt=1))
+    assert control.receive(staged(20)) == []  # late, of the attempt before
+    assert control.receive(commit(attempt=1)) == [Adopt(0, params=True, buffers=True, looked=False)]
+    control.receive(request(1))
+    control.receive(staged(10, number=1))
+    control.receive(request(1, attempt=1))
+    assert control.receive(staged(10, number=1, attempt=1)) == [LookAhead("c", 10, fresh=True)]
+
+
+def test_a_rank_with_better_things_to_do_does_not_look() -> None:
+    control = Control(rank=0, gamma=1.0, overlap=True)
+    control.receive(chunk())
+    control.receive(request())
+    assert control.receive(staged(10)) == []
+    assert Control(rank=0, gamma=1.0).receive(staged(10)) == []

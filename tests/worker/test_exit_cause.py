@@ -10,7 +10,7 @@ from wire.messages import RankAssignment, RankFailed, WorldFormed
 from worker.child import Exit, Tail
 from worker.devices import find_devices
 from worker.environment import child_environment, probe_environment, rank_environment
-from worker.exit_cause import memory_kills, rank_exit_cause, read_report, relay_exit_cause
+from worker.exit_cause import Kernel, rank_exit_cause, read_report, relay_exit_cause
 from worker.progress import Reading
 
 EXITED, WORKING = Reading("exited", 9, 0.1), Reading("working", 9, 0.1)
@@ -24,7 +24,7 @@ EXITED, WORKING = Reading("exited", 9, 0.1), Reading("working", 9, 0.1)
         pytest.param(0, None, False, 0, False, "", "exited with code 0 before", id="gone before it began"),
         pytest.param(3, WORKING, False, 0, False, "", "exited with code 3", id="code 3"),
         pytest.param(-9, WORKING, False, 0, False, "SIGKILL", "ended by SIGKILL", id="killed, nobody says by whom"),
-        pytest.param(-9, WORKING, False, 2, False, "SIGKILL", "memory limit was reached (2", id="killed for memory"),
+        pytest.param(-9, WORKING, False, 2, False, "SIGKILL", "memory limit of 0.50 GiB", id="killed for memory"),
         pytest.param(-11, WORKING, False, 2, False, "SIGSEGV", "ended by SIGSEGV", id="a crash beside a memory kill"),
         pytest.param(-15, WORKING, True, 0, True, "SIGTERM", "", id="stopped by its agent"),
         pytest.param(-15, WORKING, False, 0, False, "SIGTERM", "ended by SIGTERM", id="stopped by somebody else"),
@@ -35,17 +35,20 @@ EXITED, WORKING = Reading("exited", 9, 0.1), Reading("working", 9, 0.1)
 def test_a_rank_ends_for_the_reason_that_the_evidence_gives(
     code: int, reading: Reading | None, stopping: bool, kills: int, clean: bool, signal_name: str, says: str
 ) -> None:
-    cause = rank_exit_cause(Exit(code, 123), reading, None, "the end\n", stopping=stopping, memory_kills=kills)
+    kernel = Kernel(kills, 1 << 29)
+    cause = rank_exit_cause(Exit(code, 123), reading, None, "the end\n", stopping=stopping, kernel=kernel)
     assert (cause.code, cause.clean, cause.signal, cause.peak_rss_bytes) == (code, clean, signal_name, 123)
     assert says in cause.message
     assert bool(cause.message) is not clean
+    blamed = "memory limit" in says
+    assert (cause.memory_kills, cause.memory_limit_bytes) == ((kills, 1 << 29) if blamed else (0, 0))
     assert cause.last_lines == "the end\n"
     assert cause.last_step == (reading.steps if reading else 0)
 
 
 def test_a_ranks_own_words_go_before_what_others_guess() -> None:
     report = RankFailed(exception="ValueError", message="why", last_lines="Traceback", last_step=11)
-    cause = rank_exit_cause(Exit(1, 0), WORKING, report, "noise", stopping=False, memory_kills=0)
+    cause = rank_exit_cause(Exit(1, 0), WORKING, report, "noise", stopping=False, kernel=Kernel())
     assert (cause.exception, cause.message, cause.last_lines, cause.last_step) == ("ValueError", "why", "Traceback", 11)
 
 
@@ -67,15 +70,6 @@ def test_a_report_that_is_missing_or_torn_is_none(tmp_path: Path) -> None:
     report = RankFailed(exception="E", message="grün", last_lines="", last_step=1)
     path.write_bytes(msgspec.json.encode(report))
     assert read_report(path) == report
-
-
-def test_memory_kills_are_the_kernels_own_count(tmp_path: Path) -> None:
-    group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2].lstrip("/")
-    folder = tmp_path / group
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n")
-    assert memory_kills(tmp_path) == 2
-    assert memory_kills(tmp_path / "elsewhere") == 0
 
 
 def test_the_tail_is_bounded_and_begins_with_a_whole_line() -> None:

@@ -233,10 +233,11 @@ async def test_strange_ranks_are_turned_away(tmp_path: Path, number: int) -> Non
         await world.ranks[0].hears(Update)
 
 
-async def test_the_dead_lose_their_link(tmp_path: Path) -> None:
+async def test_the_dead_hear_why_and_lose_their_link(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         world = await World.form(stack, {0: [0, 1]}, tmp_path)
         world.controller.send_relays(DeclareDead(rank=0, reason="silent"))
+        assert await soon(world.ranks[0].link.receive()) == DeclareDead(rank=0, reason="silent")
         assert await soon(world.ranks[0].link.receive()) is None
         world.controller.send_rank(1, Update(round=0, global_step=3))
         await world.ranks[1].hears(Update)

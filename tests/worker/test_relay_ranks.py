@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from wire.messages import BatchDone, LocalState, Message, RankHello, Update
+from wire.messages import BatchDone, DeclareDead, LocalState, Message, RankHello, Update
 from worker.local_link import AsyncLink, LocalLinkError
 from worker.relay_ranks import RankPorts
 
 PATIENCE = 10.0
 BULK = LocalState(checkpoint=1, part=0, parts=1, data=bytes(64 << 10))
+DECLARED = DeclareDead(rank=0, reason="silent")
 
 
 class Hall:
@@ -117,8 +118,11 @@ async def test_a_rank_may_come_back_unless_it_was_refused(tmp_path: Path) -> Non
         first.close()
         await asyncio.wait_for(hall.ports.farewell(PATIENCE), PATIENCE)
         second = await hall.join(0)
-        hall.ports.refuse(0)
+        hall.ports.refuse(0, DECLARED)
+        await second.send(BatchDone(batch_ms=1.0, data_ms=0.0, steps=2, samples=1, loss=None))
+        assert await asyncio.wait_for(second.receive(), PATIENCE) == DECLARED
         assert await asyncio.wait_for(second.receive(), PATIENCE) is None
+        assert hall.heard.empty(), "what the dead still say is not heard"
         reader, writer = await asyncio.open_unix_connection(hall.path)
         hall.writers.append(writer)
         third = AsyncLink(reader, writer)

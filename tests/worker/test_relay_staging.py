@@ -51,6 +51,19 @@ def commit(*, realized: bool = True, round_: int = 0, attempt: int = 0) -> Round
     return RoundCommitted(round=round_, attempt=attempt, realized=realized, buffers_realized=realized)
 
 
+def test_ranks_hear_now_and_then_how_much_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.staging.TELL_ELEMENTS", 4)
+    state = staging(still=[(0, 1), (5, 6)])
+    told = []
+    for chunk in (header(1, 2), header(3, 2), header(6, 4), header(10, 4)):
+        stage(state, chunk)
+        told.append(state.news())
+    assert told == [0, 5, 10, 14]
+    assert state.number == (0, 0)
+    state.aborted(RoundAborted(0, 0, ""))
+    assert state.news() == 0
+
+
 # ------------------------------------------------------------------------------------------------ when to adopt
 
 

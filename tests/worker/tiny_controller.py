@@ -97,7 +97,9 @@ class TinyController:
         async with asyncio.timeout(PATIENCE):
             return await self.relays.get()
 
-    async def admit(self, guest: Guest, job: str, params: dict, *, ranks: int = 1, silence: float = 30.0) -> None:
+    async def admit(
+        self, guest: Guest, job: str, params: dict, *, ranks: int = 1, silence: float = 30.0, beat: float = 0.2
+    ) -> None:
         """Offer a job, take the report, accept."""
         await guest.expect(Hello)
         await guest.send(JobOffer(run_id=RUN, job=job, params=params, job_hash=""))
@@ -110,7 +112,7 @@ class TinyController:
                 ranks=list(range(ranks)),
                 run_salt=SALT,
                 formation_wait_seconds=60.0,
-                heartbeat_seconds=0.2,
+                heartbeat_seconds=beat,
                 heartbeat_timeout_seconds=silence,
             )
         )
