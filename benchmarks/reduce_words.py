@@ -84,8 +84,8 @@ def split(found: dict[str, Any]) -> list[str]:
     """Lines of the table by layout."""
     lines = [
         "Where a round's time goes, ms, medians; the stages follow each other. pack: the slowest rank's values are in",
-        "its arena. declare: the last contribution is declared. up: the last of it has come; folding and most of summing",
-        "happen meanwhile. sum: the last sum; in shared memory all of folding and summing. down: the rest of the update,",
+        "its arena. declare: the last contribution is declared. up: the last of it has come; folding and most summing",
+        "happen meanwhile. sum: the last sum; in shared memory all folding and summing. down: the rest of the update,",
         "and the commit, at every rank. load: the slowest rank takes the consensus in.",
         "",
         f"| layout | MB | {' | '.join(STAGES)} | whole |",
