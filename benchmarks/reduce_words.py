@@ -50,8 +50,8 @@ def memory(found: dict[str, Any]) -> list[str]:
     model = found["megabytes"]
     lines = [
         f"Peak resident memory at {model:g} MB, everything streamed (VmHWM, MB: shared mappings and memfd included; in",
-        "brackets what is anonymous, which no other process maps). A rank maps its arena, which its relay maps too, and",
-        "both consensus files of its host; a relay those and the arenas of its ranks; the controller its two consensus.",
+        "brackets what is anonymous, which no other process maps). A rank maps its arena, which its relay maps too,",
+        "and both consensus files of its host; a relay those and its ranks' arenas; the controller its two consensus.",
         "",
         "| hosts | controller | per further host | relay | rank |",
         "|---:|---:|---:|---:|---:|",
