@@ -193,6 +193,7 @@ class March:
         self.world.check()
         self.cycle.check(self.world.alive())
         self.training.check()
+        self.checkpoints.check()
         assert (self.end is not None) == (self.phase in ("done", "failed")), f"end {self.end} in phase {self.phase}"
         assert len(self.deaths) == len(self.world.dead()), "a death without its record"
         waited = {rank for rank in self.evaluations.pending.values() if not self.world.lives(rank)}
