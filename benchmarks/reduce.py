@@ -180,7 +180,9 @@ def _memory(options: argparse.Namespace) -> dict[str, Any]:
         with Cohort(Wish(MEMORY_MEGABYTES, (1,) * count, stream=True)) as cohort:
             cohort.go(4)
             found = peaks()
-        rows.append({"hosts": count} | {kind: max(sizes) for kind, sizes in found.items()})
+        resident = {kind: max(peak.resident for peak in of_kind) for kind, of_kind in found.items()}
+        anonymous = {kind: max(peak.anonymous for peak in of_kind) for kind, of_kind in found.items()}
+        rows.append({"hosts": count, "anonymous": anonymous} | resident)
     model = MEMORY_MEGABYTES * 1e6
     first = rows[0]
     for row in rows[1:]:

@@ -49,14 +49,17 @@ def memory(found: dict[str, Any]) -> list[str]:
     """Lines of the table by hosts."""
     model = found["megabytes"]
     lines = [
-        f"Peak resident memory at {model:g} MB, everything streamed (VmHWM, MB; shared mappings and memfd included)",
+        f"Peak resident memory at {model:g} MB, everything streamed (VmHWM, MB: shared mappings and memfd included; in",
+        "brackets what is anonymous, which no other process maps). A rank maps its arena, which its relay maps too,",
+        "and both consensus files of its host; a relay those and its ranks' arenas; the controller its two consensus.",
         "",
         "| hosts | controller | per further host | relay | rank |",
         "|---:|---:|---:|---:|---:|",
     ]
     for row in found["rows"]:
         growth = f"{row['growth_per_host']:.1%} of the model" if "growth_per_host" in row else "-"
-        sizes = [f"{row[kind] / 1e6:.0f}" for kind in ("controller", "relay", "rank")]
+        kinds = ("controller", "relay", "rank")
+        sizes = [f"{row[kind] / 1e6:.0f} ({row['anonymous'][kind] / 1e6:.0f})" for kind in kinds]
         lines.append(_line([row["hosts"], sizes[0], growth, *sizes[1:]]))
     return lines
 
