@@ -68,10 +68,19 @@ def _schedule(policy: int, priority: int) -> None:
                 os.sched_setscheduler(int(thread.name), policy, os.sched_param(priority))
 
 
-def peaks() -> dict[str, list[int]]:
-    """Peak resident bytes (VmHWM: anonymous, file and shared memory that the process has mapped) of Marchline's
-    processes below this one, by kind."""
-    found: dict[str, list[int]] = {kind: [] for kind in KINDS.values()}
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """A process's memory, in bytes."""
+
+    resident: int
+    """at most so far (VmHWM): anonymous, file and shared memory that it has mapped"""
+    anonymous: int
+    """now: nobody else's"""
+
+
+def peaks() -> dict[str, list[Peak]]:
+    """Of Marchline's processes below this one, by kind."""
+    found: dict[str, list[Peak]] = {kind: [] for kind in KINDS.values()}
     for process in psutil.Process().children(recursive=True):
         try:
             kind = _kind(process.cmdline())
@@ -79,7 +88,7 @@ def peaks() -> dict[str, list[int]]:
         except (psutil.NoSuchProcess, OSError):
             continue
         if kind is not None:
-            found[kind].append(_kilobytes(status, "VmHWM") << 10)
+            found[kind].append(Peak(_kilobytes(status, "VmHWM") << 10, _kilobytes(status, "RssAnon") << 10))
     return found
 
 

@@ -28,7 +28,7 @@ from benchmarks.cohorts import Cohort, Wish
 from benchmarks.figures import EntryFailed
 from benchmarks.gloo import Gloo, raw_stream
 from benchmarks.pairs import Repeat, Turns, alternate, summary
-from benchmarks.processes import machine, peaks
+from benchmarks.processes import machine, peaks, undisturbed
 
 WORLDS = (2, 4)
 SIZES = (1.0, 16.0, 100.0, 400.0)
@@ -37,6 +37,8 @@ LINK_MEGABYTES = 100.0
 MEMORY_HOSTS = (2, 4, 8)
 MEMORY_MEGABYTES = 400.0
 TICK_MEGABYTES = 400.0
+SPLIT_MEGABYTES = (100.0, 400.0)
+SPLIT_ROUNDS = 9
 WARM_UP = 2
 """rounds and repetitions that do not count"""
 
@@ -178,7 +180,9 @@ def _memory(options: argparse.Namespace) -> dict[str, Any]:
         with Cohort(Wish(MEMORY_MEGABYTES, (1,) * count, stream=True)) as cohort:
             cohort.go(4)
             found = peaks()
-        rows.append({"hosts": count} | {kind: max(sizes) for kind, sizes in found.items()})
+        resident = {kind: max(peak.resident for peak in of_kind) for kind, of_kind in found.items()}
+        anonymous = {kind: max(peak.anonymous for peak in of_kind) for kind, of_kind in found.items()}
+        rows.append({"hosts": count, "anonymous": anonymous} | resident)
     model = MEMORY_MEGABYTES * 1e6
     first = rows[0]
     for row in rows[1:]:
@@ -204,12 +208,46 @@ def _ticks(options: argparse.Namespace) -> dict[str, Any]:
     return {"megabytes": TICK_MEGABYTES, "seconds": options.seconds, "rows": rows}
 
 
+# ------------------------------------------------------------------------------------------------------ split
+
+
+def _split(options: argparse.Namespace) -> dict[str, Any]:
+    """Where the time of a round goes, by the controller's own account of each; medians."""
+    rows = [
+        _one_split(Wish(megabytes, (world,)), options)
+        for world in map(int, options.worlds.split(","))
+        for megabytes in SPLIT_MEGABYTES
+    ]
+    if not netns.unavailable():
+        for encoding in ("f32", "bf16"):
+            with netns.Network() as network:
+                places = tuple(network.add(options.mbit) for _ in range(2))
+                settings = {"bf16_wire": encoding == "bf16"}
+                wish = Wish(LINK_MEGABYTES, (1, 1), network, places, stream=True, settings=settings)
+                rows.append(_one_split(wish, options) | {"encoding": encoding, "mbit": options.mbit})
+    return {"rows": rows}
+
+
+def _one_split(wish: Wish, options: argparse.Namespace) -> dict[str, Any]:
+    _say(f"split, {wish.world} ranks, {wish.megabytes:g} MB{', streamed' if wish.stream else ''}")
+    with Cohort(wish) as cohort:
+        cohort.go(WARM_UP)
+        rounds = []
+        for _ in range(SPLIT_ROUNDS):
+            with undisturbed(options.alone):
+                cohort.go(1)
+            rounds.append(cohort.view()["round_stages"])
+    median = {name: statistics.median(stages[name] for stages in rounds) * 1000 for name in rounds[0]}
+    return {"world": wish.world, "megabytes": wish.megabytes, "stream": wish.stream, "stages_ms": median}
+
+
 Part = tuple[Callable[[argparse.Namespace], dict[str, Any]], Callable[[dict[str, Any]], list[str]]]
 PARTS: dict[str, Part] = {
     "one-host": (_one_host, reduce_words.one_host),
     "links": (_links, reduce_words.links),
     "memory": (_memory, reduce_words.memory),
     "ticks": (_ticks, reduce_words.ticks),
+    "split": (_split, reduce_words.split),
 }
 
 

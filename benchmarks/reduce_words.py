@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+STAGES = ("pack", "declare", "up", "sum", "down", "load")
+"""of a round, as the controller tells them"""
+
 
 def one_host(found: dict[str, Any]) -> list[str]:
     """Lines of the table by world and size."""
@@ -46,14 +49,17 @@ def memory(found: dict[str, Any]) -> list[str]:
     """Lines of the table by hosts."""
     model = found["megabytes"]
     lines = [
-        f"Peak resident memory at {model:g} MB, everything streamed (VmHWM, MB; shared mappings and memfd included)",
+        f"Peak resident memory at {model:g} MB, everything streamed (VmHWM, MB: shared mappings and memfd included; in",
+        "brackets what is anonymous, which no other process maps). A rank maps its arena, which its relay maps too,",
+        "and both consensus files of its host; a relay those and its ranks' arenas; the controller its two consensus.",
         "",
         "| hosts | controller | per further host | relay | rank |",
         "|---:|---:|---:|---:|---:|",
     ]
     for row in found["rows"]:
         growth = f"{row['growth_per_host']:.1%} of the model" if "growth_per_host" in row else "-"
-        sizes = [f"{row[kind] / 1e6:.0f}" for kind in ("controller", "relay", "rank")]
+        kinds = ("controller", "relay", "rank")
+        sizes = [f"{row[kind] / 1e6:.0f} ({row['anonymous'][kind] / 1e6:.0f})" for kind in kinds]
         lines.append(_line([row["hosts"], sizes[0], growth, *sizes[1:]]))
     return lines
 
@@ -74,6 +80,26 @@ def ticks(found: dict[str, Any]) -> list[str]:
         names = ("tick_p50", "tick_p99", "tick_max", "loop_lag_max", "heartbeat_late_max", "heard_late_max")
         figures = [f"{row['pulse'][name] * 1000:.1f}" if name in row["pulse"] else "-" for name in names]
         lines.append(_line([layout, row["round"]["times"], _ms(row["round"]), *figures]))
+    return lines
+
+
+def split(found: dict[str, Any]) -> list[str]:
+    """Lines of the table by layout."""
+    lines = [
+        "Where a round's time goes, ms, medians; the stages follow each other. pack: the slowest rank's values are in",
+        "its arena. declare: the last contribution is declared. up: the last of it has come; folding and most summing",
+        "happen meanwhile. sum: the last sum; in shared memory all folding and summing. down: the rest of the update,",
+        "and the commit, at every rank. load: the slowest rank takes the consensus in.",
+        "",
+        f"| layout | MB | {' | '.join(STAGES)} | whole |",
+        f"|---|---:|{'---:|' * (len(STAGES) + 1)}",
+    ]
+    for row in found["rows"]:
+        layout = f"one host, {row['world']} ranks"
+        if row["stream"]:
+            layout = f"{row['world']} hosts at {row['mbit']:g} Mbit/s, {row['encoding']}"
+        times = [row["stages_ms"][name] for name in STAGES]
+        lines.append(_line([layout, f"{row['megabytes']:g}", *(f"{ms:.1f}" for ms in (*times, sum(times)))]))
     return lines
 
 

@@ -15,7 +15,7 @@ Besides those that ``script`` explains, these need ``run wires=1``:
     at T leave NAME | stranger        somebody ends an agent; somebody without the token dials in
     at T disk ok|full|silent          what becomes of checkpoints from now on
     at T away SECONDS                 the controller's process stands still
-    at T crash EFFECTS                it dies once it has performed so many more effects
+    at T crash EFFECTS                it dies once it has performed so many more effects; -1: behind the first goodbye
 """
 
 from __future__ import annotations

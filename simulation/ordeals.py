@@ -19,7 +19,7 @@ CLASSES = (
     *("death", "death", "hang", "freeze", "cut", "link", "slow", "plan", "plane", "disk", "away", "crash"),
     *("operator", "door", "speed", "data"),
 )
-TOGETHER = ("death", "death", "hang", "hang", "cut", "away", "operator", "plane")
+TOGETHER = ("death", "death", "hang", "hang", "cut", "away", "operator")
 """what may strike at the same moment, on purpose"""
 
 
@@ -47,6 +47,7 @@ def draw(seed: int) -> Script:
         "dice": seed,
         "inbox": dice.choice([0.0, 0.0, 0.001, 0.05, 0.3]),
         "linger": dice.choice([0.0, 0.5, 20.0]),
+        "down": dice.choice([0.0, 0.0, 0.002, 0.02]),
     }
     run |= dice.choice([{"reduce": 0.0}, {"reduce": 0.05}, {"reduce": 0.05}, {}])
     run |= dice.choice([{}, {}, {"max_failure": 2.0}, {"max_failure": 0.5}, {"max_failure": 0.0}])
@@ -54,7 +55,7 @@ def draw(seed: int) -> Script:
     run |= dice.choice([{}, {}, {"checkpoint_rounds": 1}, {"checkpoint_rounds": 2}])
     run |= dice.choice([{}, {}, {"non_finite": "stop"}])
     if mode == "cpu_async":
-        run |= dice.choice([{}, {}, {"max_overshoot": 0}])
+        run |= dice.choice([{}, {"max_overshoot": 4}, {"max_overshoot": 0}])
     run |= _door(dice, ranks)
     script = Script({key: str(value) for key, value in run.items()}, hosts)
     script.acts = list(_acts(dice, script, ranks, batches * epochs))
@@ -88,8 +89,9 @@ def _acts(dice: random.Random, script: Script, ranks: int, batches: int) -> Iter
     if script.run["start_mode"] == "manual" and dice.random() < 0.85:
         yield Act(0.25, ["start"])
     kinds = [kind for kind in dict.fromkeys(CLASSES) if dice.random() < 0.35] or ["death"]
-    if dice.random() < 0.2:  # two at once, as the round turns
-        both = (dice.choice(["open", "commit", "commit"]), dice.choice([0, 1, 1, 2]))
+    if dice.random() < 0.25:  # two at once, as the round turns and before anybody hears of it
+        script.run["down"] = "0.02"
+        both = (dice.choice(["open", "commit", "commit"]), dice.choice([0, 0, 1]))
         for kind in dice.sample(TOGETHER, 2):
             yield Act(both, STRIKES[kind](dice, script, ranks))
     at = 0.0
@@ -162,7 +164,7 @@ def _away(dice: random.Random, script: Script, ranks: int) -> list[str]:
 
 
 def _crash(dice: random.Random, script: Script, ranks: int) -> list[str]:
-    return ["crash", str(dice.choice([0, 1, 2, 5, 20]))]
+    return ["crash", str(dice.choice([0, 1, 2, 5, 20, -1, -1]))]
 
 
 def _operator(dice: random.Random, script: Script, ranks: int) -> list[str]:

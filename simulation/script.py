@@ -4,7 +4,7 @@
                          of what links and bytes give); model_mb, uplink_mbit, controller_mbit, latency_ms, memory_gbs;
                          divergence and lr (that ranks report); local (tensors that are not averaged); checkpoint_error
                          (why none can be written); settle (rounds left out of the figures); dice (the seed of all that
-                         is random); wires (1: an ordeal, simulation/ordeal.py), and of those inbox and linger (seconds)
+                         is random); wires (1: an ordeal, simulation/ordeal.py), and of it inbox, linger, down (s)
     host NAME MS [MS ...] [OPTION=VALUE ...]
                          a host that dials in at once, one rank for each ms a batch; options: data_ms, fill_ms, jitter,
                          drift, drift_seconds, phase, uplink_mbit, latency_ms
@@ -49,7 +49,7 @@ from simulation.watch import Watcher
 STAGE_KEYS = frozenset(
     {
         *("samples", "reduce", "model_mb", "uplink_mbit", "controller_mbit", "latency_ms", "memory_gbs"),
-        *("settle", "dice", "divergence", "lr", "local", "checkpoint_error", "wires", "inbox", "linger"),
+        *("settle", "dice", "divergence", "lr", "local", "checkpoint_error", "wires", "inbox", "linger", "down"),
     }
 )
 PACE_OPTIONS = frozenset({"data_ms", "fill_ms", "jitter", "drift", "drift_seconds", "phase"})
@@ -227,6 +227,7 @@ class Script:
         if isinstance(play, Ordeal):
             play.inbox_seconds = self.number("inbox", 0.0)
             play.linger_seconds = self.number("linger", 0.0)
+            play.down_seconds = self.number("down", 0.0)
         return play
 
     def put_on(self, play: Theatre) -> None:

@@ -24,7 +24,7 @@ HIDDEN_FIELDS = frozenset(
 HIDDEN_WHEN_FALSE = frozenset(
     {
         *("relay_only", "excluded", "frozen", "encoding"),
-        *("memory_kills", "memory_limit_bytes", "seen_seconds_ago"),
+        *("memory_kills", "memory_limit_bytes", "seen_seconds_ago", "declared", "arrived"),
     }
 )
 """rare: worth a word only where they hold"""

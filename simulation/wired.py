@@ -50,6 +50,7 @@ from wire.messages import (
     StartChunk,
 )
 
+AT_GOODBYE = -1
 NOTICE_SECONDS = 0.002
 """from the end of a link to whoever finds out at either end"""
 
@@ -63,6 +64,8 @@ class Wired(Theatre):
         self.inbox: deque[Event] = deque()
         self.inbox_seconds = 0.0
         """how long news of the plane lies in the inbox"""
+        self.down_seconds = 0.0
+        """what the controller sends is so long under way"""
         self.linger_seconds = 0.0
         """how long frames still come in on a link that the controller closed"""
         self.lost_plans: set[int] = set()
@@ -121,17 +124,23 @@ class Wired(Theatre):
                 self.feed(event)
 
     def crash(self, effects: int) -> None:
-        """The controller's process dies once it has performed so many more effects."""
+        """The controller's process dies once it has performed so many more effects; at -1 right behind the first word
+        that a run is over."""
         if self.crash_in is None:
             self.crash_in = effects
 
     def _perform(self, effect: Effect) -> None:
-        if self.crash_in is not None and not self.crashed:
-            if self.crash_in <= 0:
-                self._die()
-            self.crash_in -= 1
-        if not self.crashed:
-            super()._perform(effect)
+        if self.crash_in == 0 and not self.crashed:
+            self._die()
+        if self.crashed:
+            return
+        super()._perform(effect)
+        if self.crash_in is not None:
+            goodbye = isinstance(effect, SendHost) and isinstance(effect.message, RunEnded)
+            if self.crash_in > 0:
+                self.crash_in -= 1
+            elif self.crash_in == AT_GOODBYE and goodbye:
+                self.crash_in = 0
 
     def _die(self) -> None:
         self.crashed = True
@@ -166,7 +175,11 @@ class Wired(Theatre):
     # ------------------------------------------------------------------------------------------ what is said
 
     def host_says(self, host: PlayedHost, message: Message) -> None:
-        ways = self.ways.setdefault(host.name, Ways(self.stage))
+        ways = self.ways.get(host.name)
+        if ways is None:
+            ways = self.ways[host.name] = Ways(self.stage)
+            for wire in ways.down:
+                wire.delay = self.down_seconds
         if ways.frozen:
             ways.backlog.append(partial(self.host_says, host, message))
         elif not ways.gone:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """of ``mallopt``, from malloc.h"""
 LARGEST_BYTES = 32 << 20
 """what is larger still goes back to the kernel at once: arenas, checkpoints"""
 SPARE_BYTES = 64 << 20
 """free memory at the top of a heap that is kept"""
+HEAPS = 2
+"""for all threads together: buffers that one thread makes and another frees would leave holes in a heap of each"""
 
 
 def keep_freed_memory() -> bool:
@@ -22,4 +24,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, SPARE_BYTES))
+    wishes = ((_MMAP_THRESHOLD, LARGEST_BYTES), (_TRIM_THRESHOLD, SPARE_BYTES), (_ARENA_MAX, HEAPS))
+    return all(mallopt(wish, value) for wish, value in wishes)

@@ -76,6 +76,7 @@ def _run_figures(views: list[View]) -> Iterator[Metric]:
     hosts = GaugeMetricFamily("marchline_hosts", "Hosts by state", labels=["run_id", "state"])
     ranks = GaugeMetricFamily("marchline_ranks", "Ranks by state", labels=["run_id", "state"])
     scores = GaugeMetricFamily("marchline_eval_metric", "The last evaluation", labels=["run_id", "metric"])
+    stages = GaugeMetricFamily("marchline_round_stage_seconds", "The last round's time", labels=["run_id", "stage"])
     deaths = CounterMetricFamily("marchline_rank_deaths", "Ranks that were lost", labels=["run_id", "reason"])
     for view in views:
         run_id = str(view["id"])
@@ -87,7 +88,9 @@ def _run_figures(views: list[View]) -> Iterator[Metric]:
         _add_counts(deaths, run_id, (death["reason"] or "unknown" for death in view["deaths"]))
         for name, value in ((view["eval"] or {}).get("metrics") or {}).items():
             _add(scores, [run_id, name], value)
-    yield from (info, state, hosts, ranks, scores, deaths)
+        for stage, seconds in view["round_stages"].items():
+            _add(stages, [run_id, stage], seconds)
+    yield from (info, state, hosts, ranks, scores, stages, deaths)
     yield from _single_figures(views)
 
 

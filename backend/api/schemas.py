@@ -286,6 +286,9 @@ class RunView(Answer):
     deaths: list[Death]
     checkpoints: list[Checkpoint]
     resumed_from: Origin | None = None
+    round_stages: dict[str, float] = Field(
+        default={}, description="seconds of the last round: pack, declare, up, sum, down, load; live runs only"
+    )
     saving: bool = False
     checkpoint_trouble: str = Field(default="", description="why the last checkpoint could not be written")
 

@@ -86,7 +86,7 @@ class Bounds:
         opened = march.cycle.open
         if opened is None:
             return None
-        errands = max((march.training.watch.excused(rank) for rank in opened.waiting), default=0.0)
+        errands = march.training.watch.longest_errand(opened.waiting)
         return opened.opened_at + opened.grace + march.config.stall_seconds + errands
 
     def _round_stalled(self, now: float) -> None:

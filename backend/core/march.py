@@ -157,18 +157,19 @@ class March:
         return self.checkpoints.ask(by)
 
     def save_and_stop(self, why: SaveReason, what: str, now: float) -> None:
-        """End as failed, with the last consensus saved (behaviour J7). A committed round counts, whoever has not
-        adopted it; one that is not summed is dropped. Who hangs is not waited for: nobody is scored any more."""
+        """End as failed, with the last consensus saved (behaviour J7). A round that is not summed is dropped; one that
+        is committed settles first or, when it is that which stalls, counts, whoever has not adopted it. Who hangs is
+        not waited for: nobody is scored any more."""
         reason = f"{why.label}: {what}"
         if self.ending is not None:
             self.ending.worsen(reason)
         else:
             self.end_after("failed", reason, why, now)
-        if self.cycle.phase == "committed":
-            self._close_round(now)
-        else:
+        if self.cycle.phase == "pending":
             self.out += self.cycle.abandon(reason)
-        if self.ending is not None:
+        elif self.cycle.open is not None and why is SaveReason.REDUCE_STALL:
+            self._close_round(now)
+        if self.ending is not None and self.cycle.open is None:
             self.ending.deadline = now
 
     def fail(self, reason: str, now: float, level: str = "error") -> None:
@@ -196,6 +197,7 @@ class March:
         self.world.check()
         self.cycle.check(self.world.alive())
         self.training.check()
+        self.checkpoints.check()
         assert (self.end is not None) == (self.phase in END_PHASES), f"end {self.end} in phase {self.phase}"
         assert len(self.deaths) == len(self.world.dead()), "a death without its record"
         waited = {rank for rank in self.evaluations.pending.values() if not self.world.lives(rank)}

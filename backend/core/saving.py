@@ -69,6 +69,11 @@ class CheckpointDesk:
         """When the rank that was waited for, or the disk, is late."""
         return self._open.progress_at + self._config.stall_seconds if self._open and not self._open.overdue else None
 
+    def check(self) -> None:
+        """Only the living are waited for."""
+        waiting = self._open.waiting if self._open else set()
+        assert waiting <= set(self._world.alive()), f"checkpoint {self.number} waits for the dead {waiting}"
+
     def lagged(self, seconds: float) -> None:
         """The controller was away for so long: what came meanwhile is still unread."""
         if self._open is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 
 EXPECTED_TIMES = 10.0
@@ -80,6 +81,10 @@ class ProgressWatch:
     def excused(self, rank: int) -> float:
         """Seconds that the rank has on top; 0 when it is on no errand."""
         return self._excused.get(rank, 0.0)
+
+    def longest_errand(self, among: Set[int]) -> float:
+        """Seconds that one of these ranks has on top at most. Few are on errands, many may be asked about."""
+        return max((seconds for rank, seconds in self._excused.items() if rank in among), default=0.0)
 
     def forget(self, rank: int) -> None:
         """The rank is dead."""

@@ -16,6 +16,7 @@ from backend.core.cycle import OpenedRound
 from backend.core.resume import Resume
 from backend.core.review import Outcome, Review
 from backend.core.scheduling import Scheduler
+from backend.core.stages import stages
 from backend.core.stalls import ProgressWatch
 from backend.core.tally import EpochTally, Rates
 from backend.core.timing import WindowLedger, WindowReport, delivered_capable
@@ -63,6 +64,8 @@ class Training:
         self.review = Review(config)
         self.decision = scheduler.opening
         self._last_sync_ms = 0.0
+        self.round_stages: dict[str, float] = {}
+        """seconds of the last round by stage; none before the first"""
         self._round_samples = 0
 
     @property
@@ -194,6 +197,7 @@ class Training:
         outcome = self.review.close(opened, report, self.scheduler, slack_ms)
         self.decision = outcome.decision.reason
         self._last_sync_ms = self._sync_ms(opened, now)
+        self.round_stages = stages(opened, now)
         loss = self.ledger.mean_loss(rank for rank in alive if opened.finished.steps.get(rank))
         self._tally(opened, loss, now)
         row = self._round_row(opened, report, outcome, now) | {"samples": self._round_samples, "loss": loss}

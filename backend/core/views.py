@@ -122,6 +122,7 @@ def march_view(march: March, now: float) -> dict[str, Any]:
             "ideal_batches_per_second": ideal,
             "efficiency": mean / ideal if mean and ideal else None,
         },
+        "round_stages": dict(training.round_stages),
         "samples_accepted": list(training.samples_accepted),
         "saving": march.checkpoints.busy,
         "checkpoint_trouble": march.checkpoints.trouble,
@@ -148,6 +149,7 @@ def _nothing_trained(window: JoinWindow) -> dict[str, Any]:
         "throughput": dict.fromkeys(
             ("batches_per_second", "samples_per_second", "ideal_batches_per_second", "efficiency")
         ),
+        "round_stages": {},
         "samples_accepted": [],
         "saving": False,
         "checkpoint_trouble": "",

@@ -69,6 +69,11 @@ class RoundFinished:
     bytes_up: int
     bytes_down: int
     seconds: float
+    """from the opening to the end of the last sum"""
+    declared: float = 0.0
+    """seconds after the opening at which the last contribution was declared"""
+    arrived: float = 0.0
+    """and at which the last element of one was here; where nothing is streamed, as it was declared"""
 
 
 @dataclass(frozen=True, slots=True)

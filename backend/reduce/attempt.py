@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backend.core.vocabulary import OpenRound
+from backend.core.vocabulary import OpenRound, RoundFinished
 from backend.reduce.alive import Alive
 from backend.reduce.buffers import Buffer
 from backend.reduce.outer import OuterStep
@@ -78,6 +78,8 @@ class Attempt:
     running: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    declared_at: float = 0.0
+    arrived_at: float = 0.0
 
     @property
     def number(self) -> tuple[int, int]:
@@ -131,6 +133,22 @@ class Attempt:
             outer=self.outer if params else None,
             rounded=rounded,
             streamed=bool(self.listeners),
+        )
+
+    def outcome(self, now: float) -> RoundFinished:
+        """What came of it; everything is summed, or nobody worked."""
+        streams = self.streams
+        return RoundFinished(
+            *self.number,
+            realized=streams.realized,
+            buffers_realized=streams.buffers_realized,
+            steps=streams.steps,
+            mass=streams.mass,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            seconds=now - self.started,
+            declared=self.declared_at - self.started,
+            arrived=max(self.declared_at, self.arrived_at) - self.started,
         )
 
     def commit(self, before: Buffer | None) -> None:

@@ -215,6 +215,7 @@ class ReducePlane:
             self._break(refused.reason, refused.host)
             return
         attempt.bytes_up += payload.nbytes
+        attempt.arrived_at = self._clock()
         self._advance(attempt)
 
     def non_finite(self, host: int, found: NonFinite) -> None:
@@ -255,6 +256,7 @@ class ReducePlane:
     def _begin(self, attempt: Attempt) -> None:
         """Everybody has declared: say what comes down, and bring up to date what does not move."""
         attempt.make_plan(self._cuts)
+        attempt.declared_at = self._clock()
         if not attempt.streams.realized:
             return
         round_, number = attempt.number
@@ -342,28 +344,16 @@ class ReducePlane:
 
     def _close(self, attempt: Attempt) -> None:
         """Everything is summed and sent, or nobody worked: this is the consensus, and the round's end."""
-        streams, opening = attempt.streams, attempt.opening
+        opening = attempt.opening
         self._open = None
-        if streams.realized:
+        if attempt.streams.realized:
             coming = UpdateComing(*attempt.number, opening.initial, attempt.still, attempt.built.path)
             for host in sorted(attempt.shared):
                 self._tell(host, coming)
             self._ledger.commit(attempt)
         self._wake()
         failpoints.hit("plane.finished.before", round=opening.round)
-        self._finished(
-            RoundFinished(
-                round=opening.round,
-                attempt=opening.attempt,
-                realized=streams.realized,
-                buffers_realized=streams.buffers_realized,
-                steps=streams.steps,
-                mass=streams.mass,
-                bytes_up=attempt.bytes_up,
-                bytes_down=attempt.bytes_down,
-                seconds=self._clock() - attempt.started,
-            )
-        )
+        self._finished(attempt.outcome(self._clock()))
         failpoints.hit("plane.finished.after", round=opening.round)
 
     def _break_for(self, attempt: Attempt, bad: Culprit) -> None:

@@ -8,6 +8,8 @@ from rehearsal import Rehearsal
 from backend.core.config import RunConfig
 from backend.core.poison import Poison
 from simulation.played import Batch, PlayedRank
+from simulation.script import Script
+from simulation.trial import hold
 
 
 class Cursed(Rehearsal):
@@ -39,6 +41,17 @@ def test_the_third_death_over_a_batch_saves_and_stops_the_run(mode: str) -> None
         "as it was shuffled; look at these samples, and at the last lines of the deaths"
     )
     assert len(play.rows("checkpoints")) == 1
+
+
+def test_a_round_that_is_committed_settles_before_such_an_end() -> None:
+    """Found by the simulator: the third death came between the commit and the last acknowledgement."""
+    script = Script.parse(
+        "run wires=1 samples=55 mode=cpu_async batch_size=1 initial_anchor=1 quorum=4 target=4 dice=24639\n"
+        "host host-0 10.0\nhost host-1 20.0 150.0\nhost host-2 150.0 latency_ms=0.1\nat 0.053 curse 0 18\n"
+    )
+    trial = hold(script)
+    assert trial.failure is None
+    assert trial.theatre.end is not None and trial.theatre.end.reason.startswith("RepeatedFailure")
 
 
 def test_deaths_over_different_batches_are_bad_luck() -> None:

@@ -79,7 +79,7 @@ def test_the_policy_stop_saves_the_last_consensus(marchline: Stage, tmp_path: Pa
     view = marchline.view(run)
     assert view["phase"] == "failed", marchline.story(run)
     rank = f"rank 1 (host-1/{view['ranks'][1]['device']})"
-    assert view["reason"] == f"Round 1 cannot be summed: {rank} contributed nan in body[1, 2]"
+    assert view["reason"] == f"NonFinite: Round 1 cannot be summed: {rank} contributed nan in body[1, 2]"
     assert driven(marchline, run, tmp_path) == 2.5
 
 
@@ -98,7 +98,7 @@ def test_when_nobody_recovers_the_run_fails_with_the_last_consensus(marchline: S
     run = play(marchline, fixed_counts=[2, 2], windows=8, params={"ranks": "0 1", "at": 2, "times": 99})
     view = marchline.view(run)
     assert view["phase"] == "failed", marchline.story(run)
-    assert view["reason"].startswith("All 2 ranks are dead"), view["reason"]
+    assert view["reason"].startswith("AllRanksLost: All 2 ranks are dead"), view["reason"]
     assert "contributed nan in body[1, 2]" in view["reason"]
     assert len(view["deaths"]) == 2
     assert driven(marchline, run, tmp_path) == 2.0

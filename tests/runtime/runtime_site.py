@@ -227,8 +227,9 @@ class Link:
         self._incoming: list[Received | ChunkReceived] = []
 
     @classmethod
-    async def dial(cls, url: str, channel: Channel, secret: bytes, run_id: int = 0) -> Self:
-        socket = await websockets.connect(url, compression=None, max_size=None, ping_interval=None, max_queue=2)
+    async def dial(cls, url: str, channel: Channel, secret: bytes, run_id: int = 0, unread: int = 16) -> Self:
+        """``unread``: frames that are taken off the socket before anybody asks for them."""
+        socket = await websockets.connect(url, compression=None, max_size=None, ping_interval=None, max_queue=unread)
         link = cls(socket, Session.client(channel, secret, run_id=run_id))
         await socket.send(link.session.opening())
         return link
@@ -302,6 +303,7 @@ class ScriptedHost:
         self.site = where
         self.name = name
         self.emulate: float | None = None
+        self.unread = 16
         self.join: Link
         self.control: Link
         self.data: Link
@@ -345,7 +347,7 @@ class ScriptedHost:
 
     async def relay(self, channel: Channel, ranks: list[int] | None = None, host: int | None = None) -> Link:
         """Dial one of the relay's two links and say who it is."""
-        link = await Link.dial(self.site.url(channel), channel, self.run_secret, self.accept.run_id)
+        link = await Link.dial(self.site.url(channel), channel, self.run_secret, self.accept.run_id, self.unread)
         owned = self.accept.ranks if ranks is None else ranks
         await link.say(RelayHello(self.accept.host_id if host is None else host, owned))
         return link

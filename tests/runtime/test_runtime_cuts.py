@@ -16,7 +16,7 @@ import websockets
 from proxy import Proxy, proxied
 from runtime_scripted import moment
 from runtime_site import ScriptedHost, Site, config, eventually, site
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
 from wire.messages import (
     BatchDone,
@@ -36,6 +36,7 @@ from wire.messages import (
     RoundCommitted,
     Shutdown,
     StartChunk,
+    StateTaken,
     SyncAck,
     TensorSpec,
     Update,
@@ -97,12 +98,12 @@ class Hauler(ScriptedHost):
             case Evaluate(epoch=epoch):
                 await self.control.say(EvalResult(epoch, {}, 1.0), self.rank)
             case RequestLocalState(checkpoint=checkpoint):
-                await self.control.say(LocalState(checkpoint, 0, 0, b""), self.rank)
+                await self.control.say(LocalState(checkpoint, 0, 1, save({})), self.rank)
             case Shutdown():
                 await self.control.say(Exiting(self.steps), self.rank)
                 return False
             case _:
-                assert isinstance(message, Update | RoundAborted | DeclareDead), message
+                assert isinstance(message, Update | RoundAborted | DeclareDead | StateTaken), message
         return True
 
     async def _work(self, chunk: StartChunk) -> None:

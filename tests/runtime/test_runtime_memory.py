@@ -54,6 +54,7 @@ async def two_hosts(tmp_path: Path, *steps: Effect) -> AsyncIterator[tuple[Site,
         hosts = []
         for number in (1, 2):
             host = ScriptedHost(where, f"host {number}")
+            host.unread = 2
             host.accept = Accept(run_id, number, [number - 1], b"s" * 32, 10.0, 60.0, 30.0, run.secret)
             await host.attach()
             hosts.append(host)

@@ -33,6 +33,7 @@ from wire.messages import (
     RoundCommitted,
     SharedMemory,
     SnapshotReady,
+    UpdateStaged,
 )
 from wire.ranges import Ranges
 from wire.session import Channel, ChunkHeader, ChunkReceived, Incoming, Received, Session
@@ -256,7 +257,10 @@ class Rank:
             await self.writer.wait_closed()
 
     async def hears(self, kind: type[Message]) -> Any:
+        """The next message, which is of that kind; how far an update has come may be told in between."""
         message = await soon(self.link.receive())
+        while isinstance(message, UpdateStaged) and kind is not UpdateStaged:
+            message = await soon(self.link.receive())
         assert isinstance(message, kind), message
         return message
 
