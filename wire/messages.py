@@ -91,8 +91,6 @@ class Accept(Message, frozen=True):
     heartbeat_timeout_seconds: float
     run_secret: bytes = b""
     """sent only under open admission; otherwise both sides derive it from the join token and the salt"""
-    reattach_seconds: float = 0.0
-    """how long a host that lost its controller keeps its ranks and dials again; 0: not at all"""
 
 
 class Reject(Message, frozen=True):
@@ -111,6 +109,8 @@ class WorldFormed(Message, frozen=True):
     world_size: int
     generation: int
     assignments: list[RankAssignment]
+    reattach_seconds: float = 0.0
+    """how long a host that loses its controller keeps its ranks and dials again; 0: not at all"""
 
 
 class RunEnded(Message, frozen=True):
@@ -225,7 +225,7 @@ class RankReady(Message, frozen=True):
     notes: list[str] = []
     """what this rank could not take up of the state that was saved, one sentence each"""
     held_round: int | None = None
-    """after ``Rewind``: the round whose consensus this rank holds again"""
+    """after ``Rewind``: the round whose consensus this rank holds again; below 0 what the run began with"""
     held_hash: str = ""
     """XXH3-64 (hex) of that consensus"""
 
@@ -278,6 +278,8 @@ class RequestParams(Message, frozen=True):
     """what this rank contributed was refused: it declares no work this time, and starts anew from the consensus"""
     root: int = 0
     """the rank whose values an initial broadcast brings"""
+    brings: int | None = None
+    """the round whose consensus those are, where a cohort goes on from one"""
 
 
 class Rewind(Message, frozen=True):

@@ -148,6 +148,8 @@ class Back:
     """Take the consensus of ``round`` again, and say that this rank is ready."""
 
     round: int
+    restart: bool
+    """what this rank did last was refused as not finite: forget the optimizer's state"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,11 @@ class Control:
         self._packed_steps = 0
         self._excluded = False
         self._last_round: int | None = None
+        self._brings: int | None = None
+        """whose consensus the initial broadcast brings"""
+        self._held: int | None = None
+        """the round whose consensus was adopted last; the initial broadcast's number where that was none's"""
+        self._held_before: int | None = None
         self._looked_at: tuple[int, int] | None = None
         """the attempt of the last ``LookAhead``"""
 
@@ -212,6 +219,10 @@ class Control:
         """An optimizer step was made."""
         self.steps += 1
         self.steps_since_round += 1
+
+    def not_adopted(self) -> None:
+        """The consensus of the last ``Adopt`` went with its controller: the one before is what is held."""
+        self._held = self._held_before
 
     def chunk_done(self) -> tuple[ChunkDone, list[Action]]:
         """Every sample of the chunk was trained on: the report, and what comes next."""
@@ -261,6 +272,7 @@ class Control:
         return [Resend(self._snapshot)]
 
     def _initial(self, request: RequestParams) -> SnapshotReady:
+        self._brings = request.brings
         root = self.rank == request.root
         mass = 1.0 if root else 0.0
         return SnapshotReady(request.round, request.attempt, steps=int(root), mass=mass, mover_mass=mass)
@@ -294,6 +306,8 @@ class Control:
         self.steps_since_round -= self.steps_since_round if restart else self._packed_steps
         self._snapshot = None
         self._last_round = commit.round
+        self._held_before = self._held
+        self._held, self._brings = commit.round if self._brings is None else self._brings, None
         adopt = Adopt(
             commit.round,
             params=commit.realized or restart,
@@ -313,17 +327,18 @@ class Control:
         return self._begin(self._waiting.popleft()) if self._waiting else []
 
     def _rewind(self, message: Rewind) -> list[Action]:
-        """The cohort starts from the last round again, as it did from the first: with an initial broadcast."""
-        if self._last_round is None:
+        """The cohort starts from the last round again, as it did from the first: with an initial broadcast. Another
+        controller may be lost before that: then it is the same round still."""
+        if self._held is None:
             raise IllegalMessage(message, self.state, "there is no round to go back to")
-        held, self._last_round = self._last_round, None
+        back = Back(self._held, restart=self._excluded)
         self.state = State.IDLE
-        self.chunk = self._snapshot = None
+        self.chunk = self._snapshot = self._last_round = self._brings = None
         self._excluded, self._looked_at = False, None
         self._waiting.clear()
         self._done.clear()  # what was done since is dealt again
         self.steps_since_round = self._packed_steps = 0
-        return [Back(held)]
+        return [back]
 
     def _leave(self, reason: str, *, fenced: bool) -> list[Action]:
         self.state = State.DRAINING

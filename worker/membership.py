@@ -148,6 +148,10 @@ class Membership:
         """the controller's, from Accept on"""
         self._layout: ProbeReport | None = None
         self._accept: Accept | None = None
+        self._patience = 0.0
+        """seconds to look for a controller that is lost"""
+        self._exits: list[Message] = []
+        """ends of children that were told: whoever takes over from a lost controller may not know of them"""
 
     async def run(self) -> Outcome:
         """Take part until it is over; no child of this host is left then."""
@@ -276,6 +280,7 @@ class Membership:
         log.info("the world formed: %s", here)
         try:
             self.host = await self._start(self._orders(formed, accept))
+            self._patience = formed.reattach_seconds
             self._hosting.set()
         except (SharedDirError, DeviceError, OSError) as error:
             text = f"the ranks cannot start on this host: {error}"
@@ -300,6 +305,8 @@ class Membership:
         """A heartbeat every second, and each exit of a child at once."""
         loop = asyncio.get_running_loop()
         due = loop.time()
+        for message in self._exits:
+            await self.link.send(message)
         while True:
             due = max(due + accept.heartbeat_seconds, loop.time())
             failpoints.hit("agent.beat", name=self.offer.name)
@@ -317,6 +324,7 @@ class Membership:
         while (message := await self._next_exit(until)) is not None:
             log_exit(message)
             failpoints.hit("agent.exit", name=self.offer.name)
+            self._exits.append(message)
             await self.link.send(message)
 
     async def _next_exit(self, until: float) -> Message | None:
@@ -352,9 +360,9 @@ class Membership:
     async def _return(self, ended: LinkEnded, accept: Accept) -> Accept:
         """Keep relay and ranks while the controller is looked for. Raises ``LinkEnded`` where there is nothing to come
         back with, ``_Over`` when it stays away or does not want this host."""
-        if self.host is None or not accept.reattach_seconds or ended.close_code in FINAL:
+        if self.host is None or not self._patience or ended.close_code in FINAL:
             raise ended
-        patience = accept.reattach_seconds
+        patience = self._patience
         log.warning("the controller was lost (%s); ranks and relay wait up to %g s for it", ended, patience)
         await self.link.close()
         hello = msgspec.structs.replace(self.offer.hello(), run=accept.run_id, returning=accept.host_id)

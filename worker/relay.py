@@ -8,9 +8,9 @@ never divides, touches no CUDA and imports no torch (design sections 2 and 6; be
 A controller that is lost in the middle of a run may come back: the ranks go back to the last round and wait, and the
 relay dials for as long as the run says.
 
-It ends with the run (exit 0), on SIGTERM (0), when a link is lost for good or anything else goes wrong (1, the reason
-on the last line of stderr), and with its agent. The agent supervises the ranks; the relay tells them nothing
-of its own end.
+It ends with the run (exit 0), of a signal that asks it to (once everything is closed), when a link is lost for good or
+anything else goes wrong (1, the reason on the last line of stderr), and with its agent. The agent supervises the ranks;
+the relay tells them nothing of its own end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -79,14 +81,14 @@ class Relay:
         self._spec = spec
         failpoints.identify(host=spec.host_id)
         self._fold = Fold(spec.ranks)
+        self._session = 0
+        """controllers that were lost; what was meant for one of them is not for the next"""
         self._begin_session()
         self._ports = RankPorts(spec.ranks, self._from_rank)
         self._to_controller: asyncio.Queue[tuple[int, int, Message]] = asyncio.Queue(_OUTBOX)
-        self._session = 0
-        """controllers that were lost; what was meant for one of them is not for the next"""
-        self._adopted = False
-        self._rewinding: set[int] = set()
-        """ranks that have not gone back yet: what they say is about work that is void"""
+        self._served = self._adopted = False
+        self._rewinding: Counter[int] = Counter()
+        """by rank: how often it has still to go back; what it says until then is about work that is void"""
         self._shared = False
         self._dialled = asyncio.Event()
         self._preparing = asyncio.Lock()
@@ -100,10 +102,12 @@ class Relay:
                 try:
                     await self._serve(spec)
                 except LinkLost as lost:
-                    if isinstance(lost, RunOver | LinkRefused) or not self._adopted or not spec.reattach_seconds:
+                    if not self._may_wait(lost):
                         raise
                     self._park(lost)
-                    spec = msgspec.structs.replace(self._spec, connect_seconds=spec.reattach_seconds)
+                    # The agent looks for the controller as long as that, and ends this process when it looks in vain.
+                    patience = 2 * spec.reattach_seconds + spec.heartbeat_timeout_seconds
+                    spec = msgspec.structs.replace(self._spec, connect_seconds=patience)
         except RunOver as over:
             logger.info("the run is over: %s", over)
             await self._ports.farewell(_FAREWELL_SECONDS)
@@ -115,6 +119,7 @@ class Relay:
         links: tuple[ControllerLink, ...] = ()
         try:
             links = control, data = await dial(spec)
+            self._served = True
             await self._agree_on_path(data)
             await _first_to_end(
                 self._ports.serve(),
@@ -131,20 +136,26 @@ class Relay:
             self._uploads.close()
             await asyncio.gather(*(link.close() for link in links))
 
+    def _may_wait(self, lost: LinkLost) -> bool:
+        """Whether this link's end is one that another controller may follow, and ranks have a round to wait at."""
+        final = isinstance(lost, RunOver | LinkRefused) or not self._served
+        return not final and self._adopted and bool(self._spec.reattach_seconds)
+
     def _park(self, lost: LinkLost) -> None:
         """The controller is gone, the ranks are not: they go back to the last round, and wait with us for another."""
-        logger.warning("%s; the ranks wait up to %g s for it to come back", lost, self._spec.reattach_seconds)
+        logger.warning("%s; the ranks wait for it to come back", lost)
         self._session += 1
+        self._served = False
         self._dialled.clear()
         self._fold = Fold(sorted(self._fold.live))
         self._begin_session()
-        self._rewinding = set(self._fold.live)
-        for rank in sorted(self._rewinding):
+        for rank in sorted(self._fold.live):
+            self._rewinding[rank] += 1
             self._ports.send(rank, Rewind(reason=str(lost)[:500]))
 
     def _begin_session(self) -> None:
         self._uploads = Uploads(self._fold, self._spec.directory)
-        self._downloads = Downloads(self._spec.directory, self._release, self._tell)
+        self._downloads = Downloads(self._spec.directory, self._session, self._release, self._tell)
 
     async def _agree_on_path(self, data: ControllerLink) -> None:
         """Share memory with the controller if both can; otherwise everything is streamed."""
@@ -161,8 +172,10 @@ class Relay:
 
     async def _from_rank(self, rank: int, message: Message) -> None:
         """A rank spoke: its declaration of work stays here, the rest goes up."""
-        if rank in self._rewinding and not isinstance(message, RankReady | Exiting | RankFailed):
-            return
+        if self._rewinding[rank] and not isinstance(message, Exiting | RankFailed):
+            self._rewinding[rank] -= isinstance(message, RankReady)
+            if self._rewinding[rank] or not isinstance(message, RankReady):
+                return
         session = self._session
         if isinstance(message, SnapshotReady):
             try:
@@ -173,7 +186,6 @@ class Relay:
         if not isinstance(message, FROM_RANK):
             raise LocalLinkError(f"{type(message).__name__} has no place between a rank and its relay")
         if isinstance(message, RankReady):
-            self._rewinding.discard(rank)
             await self._prepare(Model(message.params_elements, message.buffers_elements))
         await self._to_controller.put((session, rank, message))
 
@@ -184,6 +196,8 @@ class Relay:
             if self._fold.model is None:
                 await self._downloads.prepare(model, shared=self._shared)
                 self._fold.model = model
+        if not any(self._rewinding[rank] for rank in self._fold.live):
+            self._downloads.forget_older()
 
     async def _write_control(self, control: ControllerLink) -> None:
         while True:
@@ -257,38 +271,43 @@ async def _first_to_end(*jobs: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def serve(spec: RelaySpec) -> None:
-    """Run the relay until the run is over or a signal asks it to leave. Raises one of ``FAILURES``."""
+async def serve(spec: RelaySpec) -> int:
+    """Run the relay until the run is over, or a signal asks it to leave; answers that signal, or 0. Raises one of
+    ``FAILURES``."""
     running = asyncio.current_task()
     assert running is not None
     loop = asyncio.get_running_loop()
-    asked = False
+    asked: list[int] = []
 
-    def leave() -> None:
-        nonlocal asked
-        if not asked:
-            asked = running.cancel()
+    def leave(number: int) -> None:
+        if not asked and running.cancel():
+            asked.append(number)
 
     for number in leaving_signals():
-        loop.add_signal_handler(number, leave)
+        loop.add_signal_handler(number, leave, number)
     try:
         await Relay(spec).run()
     except asyncio.CancelledError:
         if not asked:
             raise
+    return asked[0] if asked else 0
 
 
 def main() -> int:
-    """Exit code: 0 when the run is over or SIGTERM came, 1 for anything else; the reason is stderr's last line."""
+    """Exit code: 0 when the run is over, 1 for anything that went wrong; the reason is stderr's last line. A signal
+    that asked it to leave ends it in the end, so that its agent sees which one."""
     logging.basicConfig(level=logging.INFO, format="relay: %(message)s")
     logging.getLogger("websockets").setLevel(logging.WARNING)
     failpoints.arm_or_exit(os.environ)
     keep_freed_memory()
     try:
-        asyncio.run(serve(read_spec(receive_orders())))
+        asked = asyncio.run(serve(read_spec(receive_orders())))
     except FAILURES as error:
         print(f"relay: {error}", file=sys.stderr, flush=True)
         return 1
+    if asked:
+        signal.signal(asked, signal.SIG_DFL)
+        signal.raise_signal(asked)
     return 0
 
 

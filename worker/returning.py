@@ -37,6 +37,8 @@ async def find_again(target: Target, hello: Hello, patience: float, reply_second
                 except Refused as refused:
                     raise Away(str(refused), refused.code) from refused
                 except (Unreachable, LinkEnded) as error:
+                    if isinstance(error, LinkEnded) and error.close_code in FINAL:
+                        raise Away(f"the controller is back, and does not take this host: {error}") from error
                     log.debug("not yet: %s", error)
                 await asyncio.sleep(PAUSE_SECONDS)
     raise Away(f"the controller was lost and did not come back within {patience:g} s; its run can be resumed there")

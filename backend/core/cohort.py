@@ -251,13 +251,14 @@ class Cohort:
         )
         if self.resume is not None:
             self._out += take_up(self.march, self.resume, now)
-        if may_return(self.config, world):
+        patience = self.config.return_seconds if may_return(self.config, world) else 0.0
+        if patience:
             salt, secret = self.membership.run_salt, self.membership.open_secret
             self._out.append(keep_world(world, reference.layout, reference.dataset_size, salt, secret))
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
         plan = plan_of(self.run_id, self.config, reference.dataset_size, resumed=self.resume is not None)
         for seat in world.hosts.values():
-            self._out += announce(world, seat, plan)
+            self._out += announce(world, seat, plan, patience)
 
     def _move(self, phase: str, reason: str) -> None:
         self._door_phase = phase

@@ -36,10 +36,11 @@ def plan_of(run_id: int, config: RunConfig, dataset_size: int, *, resumed: bool)
     )
 
 
-def announce(world: World, seat: HostSeat, plan: TrainingPlan) -> list[Effect]:
-    """The world is formed: write down a host's ranks, and tell it its part."""
+def announce(world: World, seat: HostSeat, plan: TrainingPlan, reattach_seconds: float) -> list[Effect]:
+    """The world is formed: write down a host's ranks, and tell it its part, and how long to wait for a controller that
+    it loses."""
     assignments = world.assignments(seat.host)
-    formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
+    formed = WorldFormed(plan, len(world.ranks), GENERATION, assignments, reattach_seconds)
     rows: list[Effect] = [
         Record(
             "ranks",
@@ -65,6 +66,14 @@ class Forming:
         self.deadline = deadline
         self.root = 0
         """whose parameters the initial broadcast brings"""
+        self.brings: int | None = None
+        """the round that they are the consensus of, where a cohort goes on from one"""
+        self.first_round = 0
+        """no round before this one is begun"""
+        self.last_words = ""
+        """why there is nothing but to save once it is complete"""
+        self.restored = True
+        """the schedule is that of this world; else whoever dies leaves it when it is"""
 
     def relay_attached(self, host: int, via: int | None = None) -> None:
         """Both links of the host's relay are up, the data link by way of relay-only host ``via``."""
@@ -101,6 +110,10 @@ class Forming:
         """Time is up."""
         waited = f"{march.config.forming_seconds:g} s"
         march.fail(f"The cohort did not form within {waited}. {self.missing()}", now)
+
+    def bereaved(self, march: March, reason: str, now: float) -> None:
+        """Ranks were buried before it was complete."""
+        self.over(march, reason, now)
 
     def over(self, march: March, reason: str, now: float) -> None:
         """It cannot come to a world that trains."""

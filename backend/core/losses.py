@@ -75,7 +75,7 @@ class Losses:
         if not casualties or march.end is not None:
             return
         if march.phase == "forming":
-            march.forming.over(march, casualties[0].sentence(march.world), now)
+            march.forming.bereaved(march, casualties[0].sentence(march.world), now)
             return
         self._carry_on_without({casualty.rank for casualty in casualties}, now)
         for casualty in casualties:

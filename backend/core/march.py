@@ -222,16 +222,21 @@ class March:
     def _step_forming(self, now: float) -> bool:
         if not self.forming.complete or not self.forming.begin(self, now):
             return False
-        ready = self.world.ranks[self.forming.root].ready
+        forming = self.forming
+        ready = self.world.ranks[forming.root].ready
         assert ready is not None
-        source, first = "rank 0 hands out its parameters", 0
+        source, first = "rank 0 hands out its parameters", forming.first_round
         if self.resume is not None:
-            source, first = f"they start from {self.resume.where}", self.resume.round + 1
-        encoding = int(self.config.bf16_wire)
+            source, first = f"they start from {self.resume.where}", max(first, self.resume.round + 1)
         self.cycle = Cycle(
-            ready.params_elements, ready.buffers_elements, encoding, first_round=first, root=self.forming.root
+            ready.params_elements,
+            ready.buffers_elements,
+            int(self.config.bf16_wire),
+            first_round=first,
+            root=forming.root,
+            brings=forming.brings,
         )
-        self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; {source}")
+        self.event("cohort_formed", f"All {len(self.world.alive())} ranks are ready; {source}")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True
 
@@ -264,10 +269,14 @@ class March:
         self._move("training", "every rank holds the same parameters")
         for seat in self.world.hosts.values():
             seat.state = "training" if seat.state == "forming" else seat.state
+        if self.forming.last_words:
+            self.end_after("interrupted", self.forming.last_words, SaveReason.MAX_FAILURE_EXCEEDED, now)
+            return
         if self.training.pool is None:
             self.training.open_epoch(now)
         if self.training.epoch_done:  # its last round was committed, and the controller killed before it was closed
-            self._after_round(self.cycle.first_round - 1, now)
+            assert self.resume is not None, "an epoch is over before a round was"
+            self._after_round(self.resume.round, now)
             return
         self.out += self.training.deal(now)
 

@@ -157,7 +157,6 @@ class Membership:
             heartbeat_seconds=self.config.heartbeat_seconds,
             heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
             run_secret=self.open_secret,
-            reattach_seconds=self.config.return_seconds,
         )
 
     def _accept(self, link: int, admission: Admission, now: float) -> list[Effect]:

@@ -4,6 +4,8 @@ With every commit the core writes down where the run stands, before anybody is t
 since the cohort may hold either. The next controller reads them and waits for its hosts; their ranks hold the consensus
 of one of the two. From there the run goes on, with every sample of an accepted round accepted and every other one dealt
 again.
+
+A round's number means one consensus for good: whoever goes on skips the numbers of rounds that he knows of and drops.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from backend.core.config import RunConfig
-from backend.core.deaths import Casualty, death_records
+from backend.core.deaths import Casualty, death_notices
 from backend.core.forming import Forming
 from backend.core.join_admission import Member
 from backend.core.join_window import JoinWindow
 from backend.core.liveness import tolerance
 from backend.core.progress import coverage
 from backend.core.resume import Resume, read_resume, restore_pace
-from backend.core.vocabulary import CloseLink, DropHost, Effect, Record, RoundFinished, SendHost
+from backend.core.vocabulary import CloseLink, Effect, Record, RoundFinished, SendHost
 from backend.core.world import HostSeat, World
-from wire.messages import Device, Hello, Message, ProbeReport, RankReady, Reject, RunEnded, TensorSpec, Versions
+from wire.messages import Device, Hello, Message, ProbeReport, RankReady, Reject, TensorSpec, Versions
 
 if TYPE_CHECKING:
     from backend.core.march import March
@@ -88,9 +90,6 @@ def keep(march: March, event: RoundFinished, now: float) -> list[Effect]:
         "scheduler": training.scheduler.state(),
         **training.review.state(),
         "progress": progress,
-        "dead": world.dead(),
-        "deaths": march.deaths,
-        "lost": [seat.host for seat in world.hosts.values() if seat.state in ("lost", "left")],
         "stopping": march.stopping,
     }
     return [Record("continuations", {"slot": event.round % BASE, "state": state})]
@@ -109,18 +108,21 @@ class Kept:
     layout: tuple[TensorSpec, ...]
     hosts: tuple[Row, ...]
     positions: Mapping[int, Resume]
-    dead: tuple[int, ...]
     deaths: tuple[Row, ...]
-    lost: tuple[int, ...]
     stopping: str
 
+    @property
+    def dead(self) -> list[int]:
+        """Ranks whose death is on record."""
+        return sorted(row["rank"] for row in self.deaths)
+
     def world(self) -> World:
-        """The world as it was, its hosts away. The dead keep their seats."""
+        """The world as it was, its hosts away. The dead keep their seats; whose ranks are all dead is lost."""
         world = World(_seat(row) for row in self.hosts)
-        for seat in world.hosts.values():
-            seat.state = "lost" if seat.host in self.lost else "away"
         for rank in self.dead:
             world.remove(rank, "dead")
+        for seat in world.hosts.values():
+            seat.state = "away" if any(map(world.lives, seat.ranks)) else "lost"
         return world
 
     def members(self, now: float) -> Iterator[Member]:
@@ -147,28 +149,29 @@ class Kept:
         return replace(self, positions=positions)
 
 
-def read_kept(rows: Mapping[int, Mapping[str, Any]]) -> Kept | None:
-    """From the states by slot; none when no round was committed. Raises ``ValueError`` naming what is wrong."""
+def read_kept(rows: Mapping[int, Mapping[str, Any]], deaths: Iterable[Row] = ()) -> Kept | None:
+    """From the states by slot and the deaths on record; none when no round was committed. Raises ``ValueError`` naming
+    what is wrong."""
     states = [dict(rows[slot]) for slot in range(BASE) if slot in rows]
     if BASE not in rows or not states:
         return None
     base, newest = rows[BASE], max(states, key=lambda state: int(state["round"]))
     try:
         layout = tuple(TensorSpec(**spec) for spec in base["layout"])
-        return Kept(
+        kept = Kept(
             run_salt=bytes.fromhex(base["run_salt"]),
             run_secret=bytes.fromhex(base["run_secret"]),
             dataset_size=int(base["dataset_size"]),
             layout=layout,
             hosts=tuple(base["hosts"]),
             positions={int(state["round"]): _position(state, layout) for state in states},
-            dead=tuple(newest["dead"]),
-            deaths=tuple(newest["deaths"]),
-            lost=tuple(newest["lost"]),
+            deaths=tuple(deaths),
             stopping=str(newest["stopping"]),
         )
-    except (KeyError, TypeError) as error:
+        kept.world()
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"what the controller kept of the run cannot be read: {error!r}") from error
+    return kept
 
 
 def _position(state: Row, layout: tuple[TensorSpec, ...]) -> Resume:
@@ -210,6 +213,11 @@ class Held:
     ranks: dict[int, dict[int, str]] = field(default_factory=dict)
     """hash of the consensus by rank, by round"""
 
+    def by(self, world: World) -> dict[int, list[int]]:
+        """Who holds a round and lives, by round."""
+        living = {number: [rank for rank in sorted(ranks) if world.lives(rank)] for number, ranks in self.ranks.items()}
+        return {number: ranks for number, ranks in living.items() if ranks}
+
     def add(self, rank: int, ready: RankReady) -> str | None:
         """Take a rank's word. Answers why it cannot be taken, or none."""
         if ready.held_round is None:
@@ -229,7 +237,8 @@ class Returning(Forming):
         self._membership = membership
         self._kept = kept
         self._held = Held()
-        self._begun = False
+        self.first_round = max(kept.positions) + 1
+        self.restored = False
 
     def returned(self, link: int, message: Message, address: str, now: float) -> list[Effect]:
         """A host without a seat spoke: it has come back, or is refused by name. Nothing for any other stranger."""
@@ -268,14 +277,22 @@ class Returning(Forming):
 
     def begin(self, march: March, now: float) -> bool:
         """Everybody is there: put the march where they all can go on. False when there is no such place."""
-        shared = sorted(self._held.ranks.keys() & self._kept.positions.keys())
-        if not shared:
-            held, known = sorted(self._held.ranks), sorted(self._kept.positions)
-            self.over(march, f"the cohort holds round {held}, the controller kept {known}", now)
+        positions, held = self._kept.positions, self._held.by(self.world)
+        if not positions.keys() & held.keys():
+            self.over(march, f"the cohort holds round {sorted(held)}, the controller kept {sorted(positions)}", now)
             return False
-        resume = self._kept.positions[shared[-1]]
-        self.root = min(self._held.ranks[shared[-1]])
-        self._begun = True
+        self.brings = max(positions.keys() & held.keys())
+        self.root, self.restored = held[self.brings][0], True
+        self.deadline = now + march.config.forming_seconds
+        # Not a number that somebody knows, nor one that would be written over the position which everybody holds.
+        self.first_round = max(*positions, *held) + 1
+        self.first_round += self.first_round % BASE == self.brings % BASE
+        self._restore(march, positions[self.brings], now)
+        for rank in self.world.dead():  # some relays were not here when it died, or have not heard
+            march.out += death_notices(Casualty(rank, "before the cohort went on"), self.world)
+        return True
+
+    def _restore(self, march: March, resume: Resume, now: float) -> None:
         march.resume, march.checkpoints.number = resume, resume.checkpoint
         march.training.restore(resume, now)
         march.evaluations.restore(resume.evaluated)
@@ -285,39 +302,35 @@ class Returning(Forming):
         if march.config.outer_optimizer != "none":
             notes.append("The outer optimizer's momentum was the controller's: it begins at zero")
         march.out += [_event("returned_changed", note, "warning") for note in notes]
-        return True
+
+    def bereaved(self, march: March, reason: str, now: float) -> None:
+        """Go on with the others, if they have not begun; where the run does not tolerate that, only to save."""
+        if self.restored or not self.world.alive():
+            self.over(march, reason, now)
+        elif tolerance(len(self.world.dead()), len(self.world.ranks), march.config.max_failure).stop:
+            self.last_words = self.last_words or _no_further(reason)
 
     def expired(self, march: March, now: float) -> None:
-        """Time is up: go on without who stayed away, if the run tolerates that."""
-        away = [rank for seat in self._awaited_hosts() for rank in seat.ranks if self.world.lives(rank)]
-        verdict = tolerance(len(self.world.dead()) + len(away), len(self.world.ranks), march.config.max_failure)
-        if not away or self._begun or verdict.stop:
-            self.over(march, f"it was not all back within {march.config.return_seconds:g} s. {self.missing()}", now)
+        """Time is up: go on without who stayed away. A host that is back has ranks to save with, at least."""
+        if self.complete and not self.restored:
+            return  # the last one came this very moment
+        away = self._awaited_hosts()
+        here = [host for host in self.world.alive_by_host() if self._is_back(self.world.hosts[host])]
+        late = f"it was not all back within {march.config.return_seconds:g} s. {self.missing()}"
+        if self.restored or not away or not here:
+            self.over(march, "its initial broadcast did not end in time" if self.restored else late, now)
             return
+        missing = sum(map(self.world.lives, (rank for seat in away for rank in seat.ranks)))
+        if tolerance(len(self.world.dead()) + missing, len(self.world.ranks), march.config.max_failure).stop:
+            self.last_words = self.last_words or _no_further(late)
         self.deadline = now + march.config.return_seconds
-        reason = "its host did not come back to the restarted controller"
-        for seat in self._awaited_hosts():
-            seat.state = "lost"
-            march.liveness.remove(seat.host)
-            march.out += [
-                Record("hosts", {"host": seat.host, "state": "lost", "reason": reason}, durable=True),
-                DropHost(seat.host, reason),
-                SendHost(seat.link, RunEnded(phase="failed", reason=reason)),
-                CloseLink(seat.link, reason),
-            ]
-        for rank in away:
-            self.world.remove(rank, "dead")
-        for rank in away:  # their place in the schedule goes once that is restored, see ``begin``
-            row, records = death_records(
-                Casualty(rank, reason), self.world, last_round=max(self._kept.positions), returned=[], waited={}
-            )
-            march.deaths.append(row)
-            march.out += records
+        for seat in away:
+            march.losses.host(seat, "it did not come back to the restarted controller", now)
 
     def over(self, march: March, reason: str, now: float) -> None:
         """The run cannot go on by itself; it can be resumed."""
         march.out += march.cycle.abandon(reason)
-        march.finish("interrupted", f"The controller was restarted, and the cohort could not go on: {reason}", now)
+        march.finish("interrupted", _no_further(reason), now)
 
     def _awaited_hosts(self) -> list[HostSeat]:
         hosts = self.world.hosts.values()
@@ -338,6 +351,10 @@ class Returning(Forming):
             CloseLink(link, "cannot_return"),
             _event("host_refused", text, "warning"),
         ]
+
+
+def _no_further(reason: str) -> str:
+    return f"The controller was restarted, and the cohort could not go on: {reason}"
 
 
 def announced(kept: Kept, world: World, seconds: float) -> Iterator[Effect]:

@@ -21,8 +21,9 @@ def find(queries: Queries) -> dict[int, Kept]:
     for row in queries.unserved():
         states = {each["slot"]: each["state"] for each in queries.continuations(row["id"])}
         try:
-            kept = read_kept(states)
-        except ValueError as error:
+            kept = read_kept(states, queries.deaths(row["id"]))
+            resuming.config_of(row, {})
+        except (ValueError, TypeError) as error:
             log.error("run %d cannot go on with its cohort: %s", row["id"], error)
             continue
         if kept is not None:

@@ -242,13 +242,13 @@ class Rank:
     async def join(cls, number: int, model: nn.Module, directory: Path) -> Rank:
         rank = cls(number, model, directory, *await asyncio.open_unix_connection(directory / "relay.sock"))
         await rank.link.send(RankHello(rank=number))
-        ready = RankReady(
-            layout_hash=rank.arena.layout_hash,
-            params_elements=rank.arena.params_elements,
-            buffers_elements=rank.arena.buffers_elements,
-        )
-        await rank.link.send(ready)
+        await rank.ready()
         return rank
+
+    async def ready(self, **held: Any) -> None:
+        """Say so; ``held`` after going back."""
+        arena = self.arena
+        await self.link.send(RankReady(arena.layout_hash, arena.params_elements, arena.buffers_elements, **held))
 
     async def leave(self) -> None:
         """Close the socket and wait until that is done."""

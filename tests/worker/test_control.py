@@ -221,11 +221,34 @@ def test_a_rank_that_goes_back_does_again_what_no_round_has_accepted(prepare: li
     control.chunk_done()
     for earlier in prepare:
         control.receive(earlier)
-    assert control.receive(Rewind(reason="gone")) == [Back(3)]
-    assert (control.state, control.chunk, control.steps_since_round) == (State.IDLE, None, 0)
-    assert isinstance(control.receive(request(-1, initial=True))[0], Pack)
+    for controller in ("the first", "the one after it, before it began"):
+        assert control.receive(Rewind(reason=controller)) == [Back(3, restart=False)]
+        assert (control.state, control.chunk, control.steps_since_round) == (State.IDLE, None, 0)
+    assert isinstance(control.receive(RequestParams(-1, 0, True, root=1, brings=3))[0], Pack)
+    assert control.receive(Rewind(reason="in the broadcast")) == [Back(3, restart=False)]
+    control.receive(RequestParams(-1, 0, True, root=0, brings=4))
     control.receive(commit(-1))
     assert Train(chunk()) in control.receive(chunk()), "done before, and void: it is dealt again"
+    assert control.receive(Rewind(reason="after it")) == [Back(4, restart=False)], "the round that was brought"
+
+
+def test_who_was_refused_forgets_its_optimizer_when_it_goes_back() -> None:
+    control = Control(rank=0, gamma=1.0)
+    control.receive(request(3))
+    control.receive(commit(3))
+    control.receive(request(4))
+    control.receive(RequestParams(4, 1, False, excluded=True))
+    assert control.receive(Rewind(reason="gone")) == [Back(3, restart=True)]
+    assert control.receive(Rewind(reason="gone")) == [Back(3, restart=False)]
+
+
+def test_a_consensus_that_went_with_its_controller_is_not_held() -> None:
+    control = Control(rank=0, gamma=1.0)
+    for number in (3, 4):
+        control.receive(request(number))
+        control.receive(commit(number))
+    control.not_adopted()
+    assert control.receive(Rewind(reason="gone")) == [Back(3, restart=False)]
 
 
 def test_the_root_of_an_initial_broadcast_need_not_be_rank_0() -> None:
