@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import random
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
@@ -19,7 +20,7 @@ from worker.relay_spec import RelaySpec
 
 MAX_FRAME = 2 << 20
 _PAUSE_SECONDS = (0.2, 2.0)
-"""first and longest pause between two dials"""
+"""first and longest pause between two dials, a quarter more or less: not all relays dial at one moment"""
 _DATA_PING_SECONDS = 20.0
 _CLOSE_SECONDS = 0.5
 _REFUSALS = frozenset({CloseCode.AUTH, CloseCode.REFUSED, CloseCode.PROTOCOL})
@@ -145,7 +146,7 @@ async def _until_connected(spec: RelaySpec, channel: Channel, failures: list[str
             failures.append(str(error) or type(error).__name__)
         except InvalidURI as error:
             raise LinkRefused(f"{spec.url} cannot be dialled: {error}") from error
-        await asyncio.sleep(pause)
+        await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         pause = min(2 * pause, longest)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import random
 
 from wire.codes import CloseCode
 from wire.messages import Accept, Hello, Reject, RunEnded
@@ -13,6 +14,7 @@ from worker.exits import ExitCode
 from worker.join_link import JoinLink, LinkEnded, Refused, Target, Unreachable
 
 PAUSE_SECONDS = 0.5
+"""on average: hosts that lost one controller at one moment do not dial at one"""
 FINAL = frozenset({CloseCode.AUTH, CloseCode.SUPERSEDED, CloseCode.REFUSED, CloseCode.GONE, CloseCode.PROTOCOL})
 """close codes with which the controller itself ended the link"""
 
@@ -40,7 +42,7 @@ async def find_again(target: Target, hello: Hello, patience: float, reply_second
                     if isinstance(error, LinkEnded) and error.close_code in FINAL:
                         raise Away(f"the controller is back, and does not take this host: {error}") from error
                     log.debug("not yet: %s", error)
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(PAUSE_SECONDS * random.uniform(0.5, 1.5))
     raise Away(f"the controller was lost and did not come back within {patience:g} s; its run can be resumed there")
 
 

@@ -97,16 +97,15 @@ class Controller:
         started = asyncio.Event()
         self._root = asyncio.create_task(self._own_tasks(started), name="controller")
         await started.wait()
-        kept = await asyncio.to_thread(returning.find, self.store.queries)
+        kept = await asyncio.to_thread(returning.find, self.store.queries, self._join_secret)
         for run_id in await asyncio.to_thread(self.store.interrupt_unserved, tuple(kept)):
             log.warning("run %d was being served when the controller stopped; it is interrupted", run_id)
             await asyncio.to_thread(self._recover_checkpoints, run_id)
         self.feed.start()
-        for run_id, state in kept.items():
+        for run_id, found in kept.items():
             log.warning("run %d was being trained when the controller stopped; its cohort may come back", run_id)
             await asyncio.to_thread(self._recover_checkpoints, run_id)
-            run, before = returning.take_back(self.store.queries, run_id, state, self._join_secret, self._services())
-            self._serve(run, before)
+            self._serve(*returning.take_back(self.store.queries, found, self._services()))
         self._spawn(self._heartbeat.run(), "loop lag")
 
     async def close(self, signal_name: str = "") -> None:

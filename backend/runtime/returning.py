@@ -3,53 +3,60 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 from backend.core.cohort import Cohort
+from backend.core.config import RunConfig
 from backend.core.returning import Kept, read_kept
 from backend.runtime import resuming
 from backend.runtime.perform import LiveRun, Services
 from backend.store import Queries
+from wire.errors import LocalProtocolError
 from wire.session import run_secret
 
 log = logging.getLogger(__name__)
 
 
-def find(queries: Queries) -> dict[int, Kept]:
-    """By run, what is kept of each whose cohort may still live. Blocks on the database."""
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A run whose cohort may still live. ``row`` is its own, ``secret`` that of its links."""
+
+    row: dict[str, Any]
+    config: RunConfig
+    kept: Kept
+    secret: bytes
+
+
+def find(queries: Queries, join_secret: bytes) -> dict[int, Continuation]:
+    """By run. One that cannot be read is left out, and says so in the log. Blocks on the database."""
     found = {}
     for row in queries.unserved():
         states = {each["slot"]: each["state"] for each in queries.continuations(row["id"])}
         try:
             kept = read_kept(states, queries.deaths(row["id"]))
-            resuming.config_of(row, {})
-        except (ValueError, TypeError) as error:
+            if kept is not None:
+                secret = kept.run_secret or run_secret(join_secret, kept.run_salt)
+                found[row["id"]] = Continuation(row, resuming.config_of(row, {}), kept, secret)
+        except (ValueError, TypeError, LocalProtocolError) as error:
             log.error("run %d cannot go on with its cohort: %s", row["id"], error)
-            continue
-        if kept is not None:
-            found[row["id"]] = kept
     return found
 
 
-def take_back(
-    queries: Queries, run_id: int, kept: Kept, join_secret: bytes, services: Services
-) -> tuple[LiveRun, list[dict[str, Any]]]:
+def take_back(queries: Queries, found: Continuation, services: Services) -> tuple[LiveRun, list[dict[str, Any]]]:
     """The run, waiting for its cohort, and its rounds up to now. Blocks on the database; belongs to the event loop."""
-    row = queries.get_run(run_id)
-    assert row is not None, f"run {run_id} was found a moment ago"
-    config = resuming.config_of(row, {})
-    secret = kept.run_secret or run_secret(join_secret, kept.run_salt)
-    checkpoints = queries.checkpoints(run_id)
+    row, config, kept = found.row, found.config, found.kept
+    checkpoints = queries.checkpoints(row["id"])
     core = Cohort(
-        run_id,
+        row["id"],
         config,
         run_salt=kept.run_salt,
-        run_secret=secret if config.open_admission else None,
+        run_secret=found.secret if config.open_admission else None,
         job_hash=row["job_hash"] or "",
         now=services.clock(),
     )
     core.take_back(kept.beyond(max((each["checkpoint"] for each in checkpoints), default=0)), services.clock())
-    run = LiveRun(row, config, core, secret, services)
-    run.deaths += queries.deaths(run_id)
+    run = LiveRun(row, config, core, found.secret, services)
+    run.deaths += queries.deaths(row["id"])
     run.checkpoints += checkpoints
-    return run, queries.rounds(run_id, newest=True)
+    return run, queries.rounds(row["id"], newest=True)

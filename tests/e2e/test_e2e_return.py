@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from safetensors.numpy import load_file
-from stage import ROOT, Stage, environment, stage, wait_for
+from stage import ROOT, THOROUGH, Stage, environment, stage, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 WINDOWS = 60
@@ -23,8 +23,10 @@ WINDOWS = 60
 def restarted(killed: Stage) -> Iterator[Stage]:
     """The same controller on the same port and data, with the workers of the one that was killed."""
     with stage(killed.tmp, "--port", str(urlsplit(killed.url).port)) as again:
-        again.workers = killed.workers
+        again.workers = [*killed.workers]
         yield again
+        if again.process.poll() is not None:
+            again.workers.clear()  # they outlive this one, too
 
 
 def kill(marchline: Stage) -> None:
@@ -38,8 +40,11 @@ def odometer(marchline: Stage, run: int) -> float:
     return float(load_file(path)["w"])
 
 
-@pytest.mark.parametrize(("mode", "counts", "step"), [("cpu_cadence", [3, 1], 2.5), ("cpu_async", [2, 2], 2.0)])
-def test_a_cohort_goes_on_under_a_controller_that_was_killed_twice(
+@pytest.mark.parametrize(
+    ("mode", "counts", "step"),
+    [("cpu_cadence", [3, 1], 2.5), pytest.param("cpu_async", [2, 2], 2.0, marks=THOROUGH)],
+)
+def test_a_cohort_goes_on_under_controllers_that_are_killed_in_training_and_while_they_wait(
     marchline: Stage, mode: str, counts: list[int], step: float
 ) -> None:
     """One host shares memory, the other streams. The odometer is exact: no accepted batch is lost or counted twice."""
@@ -60,24 +65,30 @@ def test_a_cohort_goes_on_under_a_controller_that_was_killed_twice(
     kill(marchline)
     with restarted(marchline) as second:
         assert second.view(run)["phase"] in ("forming", "training"), second.story(run)
-        before = second.until(run, lambda view: view["phase"] == "training", "the cohort to come back")["round"]
-        assert before >= 3
-        refused = second.post("runs", {"resume_from": str(run)}, expect=409)
-        assert refused["code"] in ("run_live", "no_checkpoint"), "no double start"
-        second.until(run, lambda view: view["round"] >= before + 3, "three more rounds")
         kill(second)
-        with restarted(second) as third:
-            view = third.ended(run)
-            assert view["phase"] == "done", third.story(run)
-            assert view["samples_accepted"] == [samples]
-            assert view["deaths"] == []
-            assert odometer(third, run) == WINDOWS * step
-            assert third.items(run, "rounds")[-1]["round"] == WINDOWS - 1
-            assert [worker.wait() for worker in third.workers] == [0, 0]
-            kinds = Counter(row["kind"] for row in third.items(run, "events"))
-            assert (kinds["controller_returned"], kinds["host_returned"]) == (2, 4)
+    with restarted(marchline) as third:
+        refused = third.post("runs", {"resume_from": str(run)}, expect=409)
+        assert refused["code"] in ("run_live", "no_checkpoint"), "no double start"
+        before = third.until(run, lambda view: view["phase"] == "training", "the cohort to come back")["round"]
+        assert before >= 3
+        third.until(run, lambda view: view["round"] >= before + 3, "three more rounds")
+        kill(third)
+    with restarted(marchline) as fourth:
+        view = fourth.ended(run)
+        assert view["phase"] == "done", fourth.story(run)
+        assert view["samples_accepted"] == [samples]
+        assert view["deaths"] == []
+        assert odometer(fourth, run) == WINDOWS * step
+        numbers = [row["round"] for row in fourth.items(run, "rounds")]
+        assert numbers == sorted(set(numbers))
+        assert WINDOWS - 3 <= len(numbers) <= WINDOWS, "a kill may cost the row of the round before it"
+        assert [worker.wait() for worker in fourth.workers] == [0, 0]
+        kinds = Counter(row["kind"] for row in fourth.items(run, "events"))
+        assert kinds["controller_returned"] == 3
+        assert kinds["host_returned"] >= 4
 
 
+@THOROUGH
 def test_a_controller_that_stays_away_ends_the_ranks_and_the_run_is_resumed(marchline: Stage, tmp_path: Path) -> None:
     """kill -9, nobody comes back in time; then one click, on another pair of hosts: every id exactly once."""
     ledger, samples = tmp_path / "ledger.txt", 203
@@ -120,6 +131,7 @@ def test_a_controller_that_stays_away_ends_the_ranks_and_the_run_is_resumed(marc
         again.workers[1].process.send_signal(signal.SIGTERM)
 
 
+@THOROUGH
 def test_a_second_controller_on_the_same_data_is_refused(marchline: Stage) -> None:
     command = [sys.executable, "-m", "backend", "serve", "--port", "0", "--data-dir", str(marchline.data_dir)]
     second = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)

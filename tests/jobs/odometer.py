@@ -22,12 +22,16 @@ class Odometer(Job):
         samples: int = 64
         sleep_ms: float = 0.0  # sleeping costs no processor, so slow ranks fit beside fast ones
         momentum: float = 0.0
+        save_seconds: float = 0.0  # how long a rank takes to hand over its state
 
     def build_model(self):
         return Car()
 
     def build_optimizer(self, model):
-        return torch.optim.SGD(model.parameters(), lr=1.0, momentum=self.params.momentum)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=self.params.momentum)
+        if self.params.save_seconds:
+            optimizer.register_state_dict_pre_hook(lambda _: time.sleep(self.params.save_seconds))
+        return optimizer
 
     def train_dataset(self):
         return range(self.params.samples)
