@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import sqlite3
@@ -18,6 +19,7 @@ import psutil
 import pytest
 from odometers import armed
 from stage import PATIENCE, THOROUGH, Stage, Worker, stage, wait_for
+from websockets.sync.client import ClientConnection, connect
 
 from wire.failpoints import injections
 
@@ -113,9 +115,17 @@ def bring_to(marchline: Stage, phase: str) -> tuple[int, Worker]:
 # ------------------------------------------------------------------------------------------------ whom it strikes
 
 
+def tab(marchline: Stage, run: int) -> ClientConnection:
+    """A browser's tab that follows the run, and does not read any more."""
+    url = marchline.url.replace("http", "ws", 1) + f"/api/v1/stream?run={run}"
+    opened = connect(url, additional_headers=marchline.client.headers, proxy=None)
+    assert json.loads(opened.recv(PATIENCE))["type"] == "snapshot"
+    return opened
+
+
 def strike_controller(marchline: Stage, run: int, number: signal.Signals, report: Report, seconds: float) -> None:
     family = [each for process in (marchline, *marchline.workers) for each in family_of(process.process.pid)]
-    with nothing_left(family, report, seconds):
+    with tab(marchline, run), nothing_left(family, report, seconds):
         marchline.process.send_signal(number)
         assert marchline.process.wait(PATIENCE) == 0
     assert {worker.wait() for worker in marchline.workers} == {1}, "the run was not done"
