@@ -118,7 +118,8 @@ def bring_to(marchline: Stage, phase: str) -> tuple[int, Worker]:
 def tab(marchline: Stage, run: int) -> ClientConnection:
     """A browser's tab that follows the run, and does not read any more."""
     url = marchline.url.replace("http", "ws", 1) + f"/api/v1/stream?run={run}"
-    opened = connect(url, additional_headers=marchline.client.headers, proxy=None)
+    token = {"Authorization": marchline.client.headers["Authorization"]}
+    opened = connect(url, additional_headers=token, proxy=None)
     assert json.loads(opened.recv(PATIENCE))["type"] == "snapshot"
     return opened
 
