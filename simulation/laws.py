@@ -126,8 +126,12 @@ class Laws(Oracle):
             if isinstance(event.message, RankExited) and march is not None and not march.leaving:
                 rank = event.message.rank
                 seat = march.world.hosts.get(march.world.ranks[rank].host)
-                if march.world.lives(rank) and seat is not None and seat.state not in ("left", "lost"):
-                    self._exited = rank
+                here = march.world.lives(rank) and seat is not None and seat.state not in ("left", "lost")
+                self._exited = rank if here and not self._had_left(event.message) else None
+
+    def _had_left(self, exited: RankExited) -> bool:
+        """Whether it was told to by a controller before this one."""
+        return False
 
     def _heard_rank(self, event: RankSaid) -> None:
         if event.rank in self.dead:

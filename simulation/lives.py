@@ -109,7 +109,7 @@ class Return(Ordeal):
         self.ranks[old.rank] = played
         played.steps, played.alive = old.steps, old.alive
         played.pace.paused_until = 0.0
-        if not old.alive:
+        if not old.alive and old.rank in self.before.struck:
             self.struck.add(old.rank)
         played.w = played.base = old.base
         played.held_round = old.held_round
@@ -140,7 +140,9 @@ class Return(Ordeal):
         if isinstance(message, Accept):
             for played in host.ranks:
                 if not played.alive:  # an agent tells of every end again
-                    self.host_says(host, RankExited(played.rank, ExitCause(code=-9, signal="SIGKILL")))
+                    struck = played.rank in self.struck
+                    cause = ExitCause(code=-9, signal="SIGKILL") if struck else ExitCause(code=0, clean=True)
+                    self.host_says(host, RankExited(played.rank, cause))
             self.stage.after(self.config.heartbeat_seconds, self._beat, host)
 
     def _impatient(self, host: PlayedHost) -> None:
@@ -217,6 +219,9 @@ class LaterLaws(Laws):
             epoch: bytearray(state == COMMITTED for state in where) for epoch, where in standing.samples.items()
         }
         self._first = self._rounds = first
+
+    def _had_left(self, exited: RankExited) -> bool:
+        return exited.cause.clean and not self._begun
 
     def _justify(self, rank: int, reason: str) -> None:
         march = self.play.cohort.march

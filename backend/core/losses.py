@@ -30,7 +30,7 @@ class Losses:
         seat.exit = cause
         if not seat.alive:
             return
-        if march.leaving:
+        if march.leaving or (cause.clean and not march.forming.restored):  # told to, maybe by the controller before
             march.world.remove(rank, "left")
             return
         batch = march.training.at_work_on(rank, max(seat.steps, cause.last_step))

@@ -278,6 +278,9 @@ class Returning(Forming):
     def begin(self, march: March, now: float) -> bool:
         """Everybody is there: put the march where they all can go on. False when there is no such place."""
         positions, held = self._kept.positions, self._held.by(self.world)
+        if not self.world.alive():
+            self.over(march, "its ranks have left, as they were told, and their work is saved", now)
+            return False
         if not positions.keys() & held.keys():
             self.over(march, f"the cohort holds round {sorted(held)}, the controller kept {sorted(positions)}", now)
             return False
@@ -297,8 +300,9 @@ class Returning(Forming):
         march.training.restore(resume, now)
         march.evaluations.restore(resume.evaluated)
         notes = list(restore_pace(march, resume))
-        for rank in self.world.dead():
-            march.training.rank_died(rank)
+        for rank in self.world.ranks:
+            if not self.world.lives(rank):
+                march.training.rank_died(rank)
         if march.config.outer_optimizer != "none":
             notes.append("The outer optimizer's momentum was the controller's: it begins at zero")
         march.out += [_event("returned_changed", note, "warning") for note in notes]

@@ -239,6 +239,21 @@ def test_the_work_of_a_controller_that_was_killed_before_it_saved_is_saved_by_th
     assert again.rows("checkpoints")
 
 
+def test_who_left_as_it_was_told_is_not_dead():
+    """Killed between the word to leave and the end: all is trained and saved, and its agents say who has left."""
+    told = next(at for at, _, what in killed(CONFIG, 1e9).log if isinstance(getattr(what, "message", None), Shutdown))
+    before = killed(CONFIG, told + 0.01)
+    for played in before.ranks.values():
+        played.alive = False
+    again = Restarted(before, before.kept())
+    for rank in before.ranks:
+        again.stage.after(0.05, again.exited, again.ranks[rank])
+    again.run()
+    assert (again.end.phase, again.rows("deaths")) == ("interrupted", [])
+    assert "have left, as they were told" in again.end.reason
+    assert again.now < 1.0, "nobody is waited for"
+
+
 def interrupted_or_done(config: RunConfig) -> tuple[Restarted, Any]:
     before = killed(config, MIDWAY)
     again = Restarted(before, before.kept(), "h1").run()
