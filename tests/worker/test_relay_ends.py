@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -205,3 +206,20 @@ async def test_a_controller_that_is_never_back_is_dialled_once(tmp_path: Path) -
         code, last = await world.relays[0].ends()
         assert (code, "could not be reached within 0.7 s" in last) == (1, True), last
         assert await soon(world.ranks[0].link.receive()) is None, "asked to go back once"
+
+
+async def test_both_links_are_made_to_one_controller(tmp_path: Path) -> None:
+    """The first one dies between the two: the link that it had is dialled anew, to the second."""
+    first = Controller({0: [0]})
+    first.deaf[Channel.DATA] = asyncio.Event()
+    await first.start()
+    port = first.port
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(relay(f"ws://127.0.0.1:{port}", tmp_path / "host0"))
+        await soon(first.deaf[Channel.DATA].wait())
+        await first.stop()
+        second = Controller({0: [0]})
+        stack.push_async_callback(second.stop)
+        await second.start(port)
+        await soon(second.attached[0].wait())
+        assert second.paths == ["/ws/control", "/ws/data"]
