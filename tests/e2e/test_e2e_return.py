@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from stage import ROOT, THOROUGH, Stage, environment, stage, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-WINDOWS = 60
+WINDOWS = 36
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import signal
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -18,20 +18,18 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from odometers import armed
-from stage import PATIENCE, THOROUGH, Stage, Worker, stage, wait_for
-from websockets.sync.client import ClientConnection, connect
+from stage import PATIENCE, THOROUGH, Stage, stage, wait_for
+from websockets.sync.client import connect
 
 from wire.failpoints import injections
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 PHASES = ("window", "training", "round", "saving")
-ROLES = ("controller", "agent", "relay", "rank")
 WITHIN = 5.0
 """seconds until ports, shared memory and processes are free again"""
 LONG = 600.0
 """seconds that something takes which is not waited for"""
-Report = Callable[[str, object], None]
 
 
 # ------------------------------------------------------------------------------------------------ what is left
@@ -62,17 +60,18 @@ def holders(directories: set[str]) -> set[str]:
 
 
 @contextmanager
-def nothing_left(family: list[psutil.Process], report: Report, seconds: float = 4 * WITHIN) -> Iterator[None]:
-    """What is inside ends these processes, and what memory they share is free, in time."""
+def nothing_left(cell: str, family: list[psutil.Process]) -> Iterator[None]:
+    """What is inside ends these processes, and what memory they share is free, in time. Among other tests the machine
+    may be slow: four times that."""
+    seconds = 4 * WITHIN
     shared = shared_directories(family)
     began = time.monotonic()
     yield
-    wait_for(lambda: not any(map(alive, family)), f"{[each.pid for each in family if alive(each)]} to end", 2 * seconds)
+    wait_for(lambda: not any(map(alive, family)), f"{[each.pid for each in family]} to end", 2 * seconds)
     gone = time.monotonic() - began
-    wait_for(lambda: not holders(shared), f"{shared} to be free, held by {holders(shared)}", 2 * seconds)
+    wait_for(lambda: not holders(shared), f"{shared} to be free", 2 * seconds)
     freed = time.monotonic() - began
-    report("seconds", f"{gone:.2f} {freed:.2f}")
-    print(f"processes gone after {gone:.2f} s, memory free after {freed:.2f} s")
+    print(f"{cell}: processes gone after {gone:.2f} s, memory free after {freed:.2f} s", flush=True)
     assert freed < seconds
 
 
@@ -88,19 +87,20 @@ def texts(marchline: Stage, run: int) -> str:
     return "\n".join(row["text"] for row in marchline.items(run, "events"))
 
 
-def bring_to(marchline: Stage, phase: str) -> tuple[int, Worker]:
-    """A run of two hosts in this phase, and the host that is to be struck."""
-    journal = marchline.tmp / "injections"
+def bring_to(marchline: Stage, phase: str, hosts: dict[str, int]) -> int:
+    """A run of these hosts, with as many ranks each, in this phase. The last one's last rank holds the others up where
+    a round is to stay open."""
+    journal, world = marchline.tmp / "injections", sum(hosts.values())
     params: dict[str, Any] = {"samples": 20_000, "sleep_ms": 10.0}
     if phase == "saving":
-        params = {"samples": 8, "save_seconds": LONG}
-    run = marchline.create("odometer.py:Odometer", fixed_counts=[4, 4], params=params)
-    struck = marchline.worker("struck")
-    held_up = armed(f"rank.snapshot.before@1?round=1=delay:{LONG * 1000:.0f}", journal)
-    marchline.worker("other", env=held_up if phase == "round" else None)
-    marchline.joined(run, 2)
+        params = {"samples": 4 * world, "save_seconds": LONG}
+    run = marchline.create("odometer.py:Odometer", fixed_counts=[4] * world, params=params)
+    held_up = armed(f"rank.snapshot.before@1?rank={world - 1}&round=1=delay:{LONG * 1000:.0f}", journal)
+    for name, ranks in hosts.items():
+        marchline.worker(name, f"cpu:{ranks}", env=held_up if phase == "round" else None)
+        marchline.until(run, lambda view, name=name: name in _joined(view), f"{name} to join")
     if phase == "window":
-        return run, struck
+        return run
     marchline.post(f"runs/{run}/start")
     match phase:
         case "training":
@@ -109,86 +109,96 @@ def bring_to(marchline: Stage, phase: str) -> tuple[int, Worker]:
             wait_for(lambda: journal.exists() and injections(journal), "a round to be held up")
         case "saving":
             wait_for(lambda: "scoring and saving" in texts(marchline, run), "the end to begin")
-    return run, struck
+    return run
+
+
+def _joined(view: dict[str, Any]) -> set[str]:
+    return {member["name"] for member in view["members"] if member["state"] == "admitted"}
+
+
+def tab(marchline: Stage, run: int) -> connect:
+    """A browser's tab that follows the run."""
+    url = marchline.url.replace("http", "ws", 1) + f"/api/v1/stream?run={run}"
+    token = {"Authorization": marchline.client.headers["Authorization"]}
+    return connect(url, additional_headers=token, proxy=None)
 
 
 # ------------------------------------------------------------------------------------------------ whom it strikes
 
 
-def tab(marchline: Stage, run: int) -> ClientConnection:
-    """A browser's tab that follows the run, and does not read any more."""
-    url = marchline.url.replace("http", "ws", 1) + f"/api/v1/stream?run={run}"
-    token = {"Authorization": marchline.client.headers["Authorization"]}
-    opened = connect(url, additional_headers=token, proxy=None)
-    assert json.loads(opened.recv(PATIENCE))["type"] == "snapshot"
-    return opened
-
-
-def strike_controller(marchline: Stage, run: int, number: signal.Signals, report: Report, seconds: float) -> None:
-    family = [each for process in (marchline, *marchline.workers) for each in family_of(process.process.pid)]
-    with tab(marchline, run), nothing_left(family, report, seconds):
-        marchline.process.send_signal(number)
-        assert marchline.process.wait(PATIENCE) == 0
-    assert {worker.wait() for worker in marchline.workers} == {1}, "the run was not done"
-    why = f"controller stopped by {number.name}"
-    assert all(f"the run is interrupted: {why}" in worker.output() for worker in marchline.workers)
-    with socket.create_server(("127.0.0.1", urlsplit(marchline.url).port or 0)):
-        pass
-    with contextlib.closing(sqlite3.connect(marchline.data_dir / "marchline.sqlite3")) as database:
-        row = database.execute("select phase, reason, stopped_by from runs where id = ?", (run,)).fetchone()
-    assert row == ("interrupted", why, "controller")
-
-
-def strike_host(marchline: Stage, run: int, role: str, struck: Worker, number: signal.Signals) -> str:
-    """Strike a process of a host; what the record must say."""
-    if role == "agent":
-        struck.process.send_signal(number)
-        assert struck.wait() == 0, struck.output()
-        return f"the operator of struck ended its agent ({number.name})"
-    struck.child(f"worker.{role}").send_signal(number)
-    return f"its relay ended: ended by {number.name}" if role == "relay" else f"killed by {number.name}"
-
-
-def cell(phase: str, role: str, number: signal.Signals) -> Any:
-    """Without MARCHLINE_TEST_THOROUGH the controller is struck once; see below for the others."""
-    always = (phase, role, number) == ("training", "controller", signal.SIGHUP)
-    return pytest.param(phase, role, number, marks=[] if always else THOROUGH, id=f"{phase}-{role}-{number.name}")
-
-
 @pytest.mark.parametrize(
-    ("phase", "role", "number"),
+    ("phase", "number"),
     [
-        cell(*each)
-        for each in product(PHASES, ROLES, SIGNALS)
-        if each[0] != "window" or each[1] in ("controller", "agent")
+        pytest.param(
+            *each, marks=[] if each == ("training", signal.SIGHUP) else THOROUGH, id=f"{each[0]}-{each[1].name}"
+        )
+        for each in product(PHASES, SIGNALS)
     ],
 )
-def test_a_signal(
-    tmp_path: Path, phase: str, role: str, number: signal.Signals, record_property: Report, request: Any
-) -> None:
-    """To a process in a phase: it and what hangs on it is gone in time, and the record says who it was."""
-    always = not request.node.get_closest_marker("skipif")
-    seconds = 4 * WITHIN if always else WITHIN  # among other tests the machine may be slow
+def test_a_controller_ends_its_runs_by_name(tmp_path: Path, phase: str, number: signal.Signals) -> None:
+    """Its hosts end with it, its port is free, and a tab that does not read is no obstacle."""
     with stage(tmp_path) as marchline:
-        run, struck = bring_to(marchline, phase)
-        if role == "controller":
-            strike_controller(marchline, run, number, record_property, seconds)
-            return
-        family = [struck.child("worker.rank")] if role == "rank" else family_of(struck.process.pid)
-        with nothing_left(family, record_property, seconds):
-            why = strike_host(marchline, run, role, struck, number)
-        if phase == "window":
-            wait_for(lambda: why in texts(marchline, run), why)
-            return
-        view = marchline.until(run, lambda view: view["deaths"], "a death to be recorded")
-        assert [death["host_name"] for death in view["deaths"]] == ["struck"]
-        assert why in view["deaths"][0]["reason"]
-        if role == "rank":
-            assert marchline.items(run, "deaths")[0]["signal"] == number.name
+        run = bring_to(marchline, phase, {"pair": 2})
+        (pair,) = marchline.workers
+        family = [*family_of(marchline.process.pid), *family_of(pair.process.pid)]
+        with tab(marchline, run) as follows:
+            assert json.loads(follows.recv(PATIENCE))["type"] == "snapshot"
+            with nothing_left(f"{phase} controller {number.name}", family):
+                marchline.process.send_signal(number)
+                assert marchline.process.wait(PATIENCE) == 0
+        why = f"controller stopped by {number.name}"
+        assert pair.wait() == 1, "the run was not done"
+        assert f"the run is interrupted: {why}" in pair.output()
+        with socket.create_server(("127.0.0.1", urlsplit(marchline.url).port or 0)):
+            pass
+        with contextlib.closing(sqlite3.connect(marchline.data_dir / "marchline.sqlite3")) as database:
+            row = database.execute("select phase, reason, stopped_by from runs where id = ?", (run,)).fetchone()
+        assert row == ("interrupted", why, "controller")
+
+
+def strike(marchline: Stage, role: str, number: signal.Signals, phase: str) -> str:
+    """Strike a process of a host, and wait until what hangs on it is gone; what the record must say."""
+    workers = {worker.name: worker for worker in marchline.workers}
+    cell = f"{phase} {role} {number.name}"
+    if role == "rank":
+        rank = workers["many"].child("worker.rank")
+        with nothing_left(cell, [rank]):
+            rank.send_signal(number)
+        return f"killed by {number.name}"
+    host = workers[f"{role}-{number.name}"]
+    with nothing_left(cell, family_of(host.process.pid)):
+        (psutil.Process(host.process.pid) if role == "agent" else host.child("worker.relay")).send_signal(number)
+    assert host.wait() == (0 if role == "agent" else 1), host.output()
+    if role == "relay":
+        return f"its relay ended: ended by {number.name}"
+    return f"the operator of {host.name} ended its agent ({number.name})"
+
+
+@THOROUGH
+@pytest.mark.parametrize("phase", PHASES)
+def test_each_signal_to_each_process_of_a_host(marchline: Stage, phase: str) -> None:
+    """One after the other, while the phase lasts; the others go on."""
+    roles = ("agent",) if phase == "window" else ("agent", "relay")
+    hosts = {f"{role}-{number.name}": 1 for role, number in product(roles, SIGNALS)}
+    run = bring_to(marchline, phase, hosts if phase == "window" else {**hosts, "many": len(SIGNALS) + 1})
+    reasons = [
+        strike(marchline, role, number, phase)
+        for role, number in product((*roles, *(["rank"] if phase != "window" else [])), SIGNALS)
+    ]
+    if phase == "window":
+        for why in reasons:
+            wait_for(lambda why=why: why in texts(marchline, run), why)
+        return
+    view = marchline.until(run, lambda view: len(view["deaths"]) >= len(reasons), "the deaths to be recorded")
+    told = [death["reason"] for death in view["deaths"]]
+    assert len(told) == len(reasons)
+    assert all(any(why in reason for reason in told) for why in reasons), told
+    by_signal = [death["signal"] for death in marchline.items(run, "deaths")]
+    assert {number.name for number in SIGNALS} <= set(by_signal)
 
 
 def test_an_agent_a_relay_and_ranks_that_train_end_by_name_and_the_others_go_on(
-    marchline: Stage, record_property: Report
+    marchline: Stage,
 ) -> None:
     """All at once. A rank has no handler, so each signal kills it and is its death's."""
     params = {"samples": 20_000, "sleep_ms": 10.0}
@@ -198,7 +208,8 @@ def test_an_agent_a_relay_and_ranks_that_train_end_by_name_and_the_others_go_on(
     marchline.until(run, lambda view: view["round"] >= 1, "a round")
     ranks = [many.child("worker.rank", index) for index in range(3)]
     relay = relayed.child("worker.relay")
-    with nothing_left([*family_of(host.process.pid), *family_of(relayed.process.pid), *ranks], record_property):
+    family = [*family_of(host.process.pid), *family_of(relayed.process.pid), *ranks]
+    with nothing_left("at once", family):
         host.process.send_signal(signal.SIGHUP)
         relay.send_signal(signal.SIGHUP)
         for number, rank in zip(SIGNALS, ranks, strict=True):
