@@ -69,7 +69,6 @@ class Return(Ordeal):
         self.before = before
         self.disk = disk
         self.kept = kept
-        self.positions = sorted(kept.positions)
         self.plane.fixed_seconds = before.plane.fixed_seconds
         self.inbox_seconds, self.linger_seconds = before.inbox_seconds, before.linger_seconds
         self.down_seconds = before.down_seconds

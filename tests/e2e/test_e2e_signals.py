@@ -23,7 +23,7 @@ from websockets.sync.client import connect
 
 from wire.failpoints import injections
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 PHASES = ("window", "training", "round", "saving")
 WITHIN = 5.0
@@ -197,6 +197,7 @@ def test_each_signal_to_each_process_of_a_host(marchline: Stage, phase: str) -> 
     assert {number.name for number in SIGNALS} <= set(by_signal)
 
 
+@THOROUGH
 def test_an_agent_a_relay_and_ranks_that_train_end_by_name_and_the_others_go_on(
     marchline: Stage,
 ) -> None:
