@@ -79,7 +79,7 @@ def plan(kills: int) -> list[tuple[str, float | None]]:
     return [(failpoints[n // 2], None) if n % 2 == 0 else ("", dice.uniform(0.0, 0.8)) for n in range(kills)]
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=THOROUGH)])
 def test_killed_while_it_saves_the_controller_resumes_from_a_saved_step(tmp_path: Path, kills: int) -> None:
     journal, run, torn, random_kills = tmp_path / "injections", 0, 0, 0
