@@ -136,6 +136,7 @@ async def controller(tmp_path: Path, *options: str) -> AsyncIterator[Stage]:
         await asyncio.to_thread(context.__exit__, None, None, None)
 
 
+@THOROUGH
 async def test_fifty_hosts_that_come_back_at_once_all_come_in(tmp_path: Path) -> None:
     """Their controller is killed, and is back a second later: each dials by itself, from one address."""
     patience = Patience(persist=True, first_back_off_seconds=0.5)
