@@ -174,7 +174,7 @@ async def _on_store(request: Request, error: Exception) -> Response:
     if isinstance(error, LocalError):
         return response_of(internal(error, request.method, request.scope["path"]), request.scope["path"])
     log.error("%s %s failed: %s", request.method, request.scope["path"], error)
-    detail = f"The database is in trouble: {error.text}. {error.cure}".strip()
+    detail = f"The database is in trouble: {error.text}. {error.cure}".strip().rstrip(".") + "."
     return response_of(ApiProblem(503, error.code, detail, headers={"Retry-After": "5"}), request.scope["path"])
 
 

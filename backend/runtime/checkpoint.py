@@ -45,6 +45,7 @@ from backend.runtime.bundle import (
 )
 from backend.runtime.tensor_file import Entry, TensorFileError, Written
 from backend.runtime.view import jsonable, rfc3339
+from wire import failpoints
 from wire.messages import TensorSpec
 
 LOCAL = "model."
@@ -106,6 +107,7 @@ class CheckpointWriter:
             directory = root / f".{checkpoint}.{secrets.token_hex(4)}"
             directory.mkdir(mode=0o700)
             self._directory = directory
+            failpoints.hit("save.begun", **self._where)
 
     def keep(self, checkpoint: int, rank: int, data: bytes) -> None:
         """The next bytes of a rank's own state."""
@@ -118,6 +120,7 @@ class CheckpointWriter:
             state.file.write(data)
             state.digest.update(data)
             state.bytes += len(data)
+            failpoints.hit("save.kept", rank=rank, **self._where)
 
     def write(self, effect: WriteCheckpoint) -> CheckpointWritten:
         """Complete it and remove what is too old; a failure comes back in ``error``, naming the file or tensor, and
@@ -134,6 +137,7 @@ class CheckpointWriter:
             pruned = self._place.prune(effect.keep)
         except OSError as failure:  # too many is no reason to call the new one failed
             log.warning("an old checkpoint of run %d could not be removed: %s", self._place.run_id, failure)
+        failpoints.hit("save.pruned", **self._where)
         path = self._place.model(number).relative_to(self._place.data_dir)
         return CheckpointWritten(number, path.as_posix(), written.bytes, written.sha256, pruned=pruned)
 
@@ -144,6 +148,10 @@ class CheckpointWriter:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self._states, self._directory, self._committed = {}, None, Committed(None)
+
+    @property
+    def _where(self) -> dict[str, int]:
+        return {"run": self._place.run_id, "checkpoint": self._number}
 
     def _write(self, effect: WriteCheckpoint) -> Written:
         consensus, directory = self._committed.consensus, self._directory
@@ -158,12 +166,15 @@ class CheckpointWriter:
             files[ARENA] = _vector(directory / ARENA, CONSENSUS, consensus)
         if self._committed.outer_momentum is not None:
             files[OUTER] = _vector(directory / OUTER, MOMENTUM, self._committed.outer_momentum)
+        failpoints.hit("save.model", **self._where)
         listed = {name: {"bytes": each.bytes, "sha256": each.sha256} for name, each in sorted(files.items())}
         facts = {"files": listed, "missing_local_tensors": missing, "at": rfc3339(self._wall_clock())}
         _write_manifest(directory / MANIFEST, effect, self._facts | facts)
         sync_directory(directory)
+        failpoints.hit("save.manifest", **self._where)
         directory.rename(self._place.bundle(effect.checkpoint))
         self._directory = None
+        failpoints.hit("save.named", **self._where)
         sync_directory(self._place.root)
         return written
 

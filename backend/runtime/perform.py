@@ -165,6 +165,8 @@ class LiveRun:
         if self._outcome is not None:
             phase, reason = self._outcome
             core = core | {"phase": phase, "reason": reason}
+        trouble = self._services.store.trouble
+        core["not_durable"] = "" if trouble is None else str(trouble)
         return live_view(core, self.row, self.deaths, self.checkpoints, self._services.wall_clock())
 
     def outlook(self) -> Outlook | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import socket
 from collections import Counter
@@ -34,6 +35,8 @@ UNKNOWN_SOURCE = "unknown"
 BULK = "marchline.bulk"
 """the ASGI extension of a websocket that takes framed bytes and gives ``BulkFrame``"""
 BULK_PATH = "/ws/data"
+REFUSALS = 16
+"""connections beyond the limit that are told so at one time; more are dropped unread"""
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,8 @@ class Census:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.refused_total = 0
+        self.refusing = 0
+        """refused connections that are still being told"""
         self._by_source: Counter[str] = Counter()
 
     @property
@@ -84,6 +89,25 @@ class Census:
         self._by_source[source] += 1
         return True
 
+    def refusal(self, source: str) -> bytes:
+        """What a connection that was not let in gets for its request: a problem, as HTTP."""
+        crowded = self._by_source[source] >= self.limits.connections_per_source
+        bound = self.limits.connections_per_source if crowded else self.limits.connections
+        whose = "from your address" if crowded else "in all"
+        cure = "close a few pages, let a host go, or start it with a higher limit of open files (ulimit -n)"
+        detail = f"The controller holds {bound} connections {whose}, and takes no more; {cure}."
+        body = {
+            "type": "about:blank",
+            "title": "Service Unavailable",
+            "status": 503,
+            "detail": detail,
+            "code": "connections_full",
+            "errors": [],
+        }
+        content = json.dumps(body).encode("ascii")
+        head = f"content-type: application/problem+json\r\ncontent-length: {len(content)}\r\nretry-after: 5\r\n"
+        return f"HTTP/1.1 503 Service Unavailable\r\n{head}connection: close\r\n\r\n".encode("ascii") + content
+
     def leave(self, source: str) -> None:
         """A counted connection is over."""
         self._by_source[source] -= 1
@@ -100,11 +124,16 @@ class GuardedHttp(HttpToolsProtocol):
         """Count the connection, or drop it."""
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
-        self._source: str | None = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
-        if not self.census.enter(self._source):
+        self._refusal, self._told = b"", False
+        source = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
+        self._source: str | None = source
+        if not self.census.enter(source):
             self._source = None
-            transport.abort()
-            return
+            if self.census.refusing >= REFUSALS:
+                transport.abort()
+                return
+            self._refusal = self.census.refusal(source)
+            self.census.refusing += 1
         _bound_unacknowledged(transport, self.census.limits)
         self._arm(self.census.limits.request_head_seconds)
 
@@ -120,16 +149,29 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole; the body has a deadline of its own."""
+        if self._refusal:
+            self.transport.write(self._refusal)
+            self.transport.close()
+            return
         self._arm(self.census.limits.request_body_seconds)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Some of the body; of no use when the answer is given already."""
+        if not self._refusal:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
         """The request is whole."""
+        if self._refusal:
+            return
         self._disarm()
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """The websocket's protocol takes over, and counts itself."""
+        if self._refusal:
+            return
         self._let_go()
         super().handle_websocket_upgrade()
 
@@ -151,6 +193,9 @@ class GuardedHttp(HttpToolsProtocol):
         source, self._source = self._source, None
         if source is not None:
             self.census.leave(source)
+        elif self._refusal and not self._told:
+            self._told = True
+            self.census.refusing -= 1
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):
