@@ -65,7 +65,7 @@ class March:
         self.stopping = ""
         """who asked to stop, once somebody did"""
         self.out: list[Effect] = []
-        self.forming = Forming(world, now + config.forming_seconds)
+        self.forming = Forming(world, now + config.forming_seconds, layout)
         scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
         self.training = training_for(config, world, dataset_size, scheduler)
         self.cycle = Cycle(0, 0)

@@ -6,8 +6,8 @@ import pytest
 from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
-from backend.core.vocabulary import Effect, Lagged, OpenRound, SendRelay
-from wire.messages import RoundCommitted
+from backend.core.vocabulary import Effect, Lagged, OpenRound, RankSaid, SendRelay
+from wire.messages import RankReady, RoundCommitted
 
 
 def config(**changes: object) -> RunConfig:
@@ -246,6 +246,14 @@ class TestOperator:
 
 
 class TestBounds:
+    def test_a_model_of_another_size_than_the_job_has_is_named_before_memory_is_asked_for(self) -> None:
+        """The controller reserves what rank 0 says its parameters take."""
+        play = formed((10.0,), (10.0,))
+        play.run(until=0.02)
+        play.feed(RankSaid(0, RankReady("L", 1 << 40, 0)))
+        assert play.end and "1099511627776 parameter and 0 buffer elements, not of 1 and 0" in play.end.reason
+        assert not [item for _, _, item in play.log if isinstance(item, OpenRound)]
+
     def test_forming_ends_with_who_was_missing(self) -> None:
         play = Rehearsal(config(quorum=2))
         play.join("a", 1.0)
