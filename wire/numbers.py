@@ -1,4 +1,5 @@
-"""Numbers as a peer may send them. A value beyond is refused where a message is decoded, and costs its sender the link.
+"""Numbers, and single words, as a peer may send them. A value beyond is refused where a message is decoded, and costs
+its sender the link.
 
 msgpack has integers up to 2^64 - 1 and floats that are no number; databases, JSON and everybody's arithmetic do not.
 Where a value that is not finite has an honest meaning (a loss that diverged), the field is a plain float.
@@ -20,3 +21,5 @@ Amount = Annotated[float, Meta(ge=-1e15, le=1e15)]
 """a finite quantity: seconds, milliseconds"""
 Pace = Annotated[float, Meta(gt=0.0, le=1e12)]
 """milliseconds that somebody declares to take"""
+Word = Annotated[str, Meta(max_length=64)]
+"""what everybody who looks on is sent again and again"""

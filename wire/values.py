@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from wire.numbers import Amount, Count, Number
+from wire.numbers import Amount, Count, Number, Word
 from wire.ranges import Ranges as Ranges
 
 
@@ -89,7 +89,7 @@ class RankProgress(Record, frozen=True):
     """What the agent reads from a rank's shared-memory counter; user code cannot starve it."""
 
     rank: Count
-    state: str
+    state: Word
     """starting, idle, working, reducing, evaluating, saving, exited"""
     steps: Count
     """local optimizer steps since the rank started"""

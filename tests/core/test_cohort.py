@@ -254,6 +254,14 @@ class TestBounds:
         assert play.end and "1099511627776 parameter and 0 buffer elements, not of 1 and 0" in play.end.reason
         assert not [item for _, _, item in play.log if isinstance(item, OpenRound)]
 
+    def test_a_rank_with_much_to_say_of_itself_fills_no_database(self) -> None:
+        play = formed((10.0,), (10.0,))
+        play.run(until=0.02)
+        play.feed(RankSaid(0, RankReady("L", 1, 0, ["x" * 10_000] * 5000)))
+        said = [row["text"] for row in play.rows("events") if row["kind"] == "state_not_restored"]
+        assert len(said) == 20
+        assert max(map(len, said)) < 600
+
     def test_forming_ends_with_who_was_missing(self) -> None:
         play = Rehearsal(config(quorum=2))
         play.join("a", 1.0)

@@ -52,7 +52,9 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def within(kind: type, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
-    """Numbers that a peer may send in such a field."""
+    """What a peer may send in such a field."""
+    if kind is str:
+        return st.text(max_size=limits.max_length)
     if kind is int:
         return st.integers(limits.ge, limits.le)
     least = limits.gt if limits.ge is None else limits.ge
