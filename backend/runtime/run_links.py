@@ -270,6 +270,13 @@ class RunLinks:
             self._lose(host, self._relays.setdefault(host, Relay()), "its control link is not attached")
         return outbox
 
+    def lose(self, rank: int, reason: str) -> None:
+        """What this rank does must not go on: its host's relay is lost."""
+        host = self._owner.get(rank)
+        relay = None if host is None else self._relays.get(host)
+        if host is not None and relay is not None:
+            self._lose(host, relay, reason)
+
     def _lose(self, host: int, relay: Relay, reason: str) -> None:
         if relay.lost or self._over:
             return
