@@ -26,12 +26,14 @@ Part = Callable[[int, int], Findings]
 """of so many inputs, from a seed"""
 
 SHARES = {
-    "frame": 240, "message": 240, "cohort": 30, "chunk": 90, "streams": 90, "staging": 60, "local_link": 60,
-    "splitter": 30, "json": 30, "tensors": 20, "manifest": 20, "members": 14, "strangers": 60, "members, sockets": 1,
+    "frame": 250, "message": 250, "cohort": 15, "chunk": 90, "streams": 90, "staging": 70, "local_link": 60,
+    "splitter": 30, "json": 30, "tensors": 20, "manifest": 20, "members": 7, "strangers": 52, "members, sockets": 1,
     "strangers, sockets": 5, "raw": 10,
 }  # fmt: skip
-"""thousandths of the inputs; each of a play's takes a hundred times as long as a decoder's"""
+"""thousandths of the inputs; one of a play takes a hundred times as long as one of a decoder, or a thousand times"""
 REQUESTS = {"requests": 700, "strangers' requests": 150, "described requests": 150}
+MAX_GROWTH_MIB = 96.0
+"""of a process from the end of its warming up to its own end"""
 PORTION = 2500
 """inputs of a play or of the interface that one process has at most: it starts with an empty database"""
 
@@ -60,6 +62,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         for job in as_completed(jobs):
             name = jobs[job]
             one = job.result()
+            if one.grown_mib > MAX_GROWTH_MIB:
+                one.add(f"memory grew by {one.grown_mib:.0f} MiB", f"{name}: {one.inputs} inputs")
             known = found.setdefault(name, Findings(notes=one.notes))
             known.take(one)
             print(f"{name}: {known.inputs} inputs, {len(known.found)} kinds of findings", flush=True)

@@ -32,7 +32,6 @@ MOST_SECONDS = 15.0
 """from the crooked host's end to the run's"""
 WARM_UP = 20
 """plays, or dozens of strangers, before memory is looked at"""
-MAX_GROWTH_MIB = 96.0
 ROUTES = ("", "/rounds", "/epochs", "/events?limit=1000", "/deaths", "/checkpoints", "/members", "/window", "/preview")
 SPOILT = re.compile(
     r"could not form|Replicas differ|before the world formed|initial parameters|were trained, all of it lost|NonFinite"
