@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from backend.core.join_admission import MAX_NAME
 from backend.core.vocabulary import Event, LinkLost, RelayAttached, RelayLost
 from backend.runtime.health import HostBeats
 from backend.runtime.outbox import Outbox
@@ -19,6 +20,9 @@ from wire.beats import Beats
 from wire.codes import CloseCode
 from wire.messages import ChildLost, Message
 from wire.session import Channel
+
+MAX_BEATS = 1024
+"""names of hosts whose heartbeats are counted"""
 
 
 @dataclass(slots=True)
@@ -72,8 +76,11 @@ class RunLinks:
         self._joins[link] = outbox
 
     def beats_of(self, host: str, period: float) -> HostBeats:
-        """Where to count this host's heartbeats; a host that comes back is not late for its absence."""
-        beats = self.beats.setdefault(host, HostBeats(Beats(period)))
+        """Where to count this host's heartbeats; a host that comes back is not late for its absence. Whoever says hello
+        under ever new names is counted for nobody."""
+        name, beats = host.strip()[:MAX_NAME], HostBeats(Beats(period))
+        if name in self.beats or len(self.beats) < MAX_BEATS:
+            beats = self.beats.setdefault(name, beats)
         beats.here.paused()
         return beats
 
