@@ -26,7 +26,7 @@ from wire.session import Channel, Session, join_secret
 HONEST = ("anna", "bert")
 FRAMES_OF_A_HOST = 32
 """about what an honest host says in one of these runs"""
-QUIET_SECONDS = 0.06
+QUIET_SECONDS = 0.25
 """nothing happened for so long: the crooked host is waited for, and is taken away"""
 MOST_SECONDS = 15.0
 """from the crooked host's end to the run's"""
