@@ -11,7 +11,7 @@ from benchmarks.fuzzing.answers import Judge
 from benchmarks.fuzzing.bodies import Headers, Request
 from benchmarks.fuzzing.findings import Findings, peak_mib, resident_mib
 from benchmarks.fuzzing.players import Hand, Player
-from benchmarks.fuzzing.stand import Stand, call, parsed, stand
+from benchmarks.fuzzing.stand import PATIENCE, Stand, call, parsed, stand
 
 MOST_LIVE = 40
 WARM_UP = 300
@@ -55,7 +55,8 @@ async def _send(place: Stand, request: Request, judge: Judge, *, known: bool) ->
     own = request.headers if not known else place.bearer | request.headers
     try:
         headers = _encoded({"host": "127.0.0.1:8470", "content-length": str(len(request.body))} | own)
-        status, answered, body = await call(place.app, request.method, request.path, headers, request.body)
+        async with asyncio.timeout(PATIENCE):
+            status, answered, body = await call(place.app, request.method, request.path, headers, request.body)
         judge.judge(request, status, answered, body, known=known and "authorization" not in request.headers)
     except Exception as error:
         place.findings.note(error, shown)

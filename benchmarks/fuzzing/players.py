@@ -301,6 +301,7 @@ class Player:
                 case RequestParams():
                     await self._contribute(data, message, rank)
                 case RoundCommitted(round=round_):
+                    self._since = 0
                     await control.say(SyncAck(round_, 0.1, 1.0, 1.0, "same", 1.0, 1.0, 1.0, 3.0, 0.01), rank)
                 case Evaluate(epoch=epoch):
                     await control.say(EvalResult(epoch, {"accuracy": 0.5}, 1.0), rank)
@@ -326,7 +327,6 @@ class Player:
         mover = float(steps > 0)
         masses, movers = {rank: float(steps)}, {rank: mover}
         await data.say(Contribution(request.round, request.attempt, {rank: steps}, masses, movers, PARAMS, BUFFERS))
-        self._since = 0
         if steps:
             number, values = request.round & 0xFFFFFFFF, np.zeros(PARAMS + BUFFERS, "<f4")
             await data.stream(ChunkHeader(number, request.attempt, 0, 0, PARAMS), values[:PARAMS].tobytes())

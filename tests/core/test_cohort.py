@@ -7,7 +7,8 @@ from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
 from backend.core.vocabulary import Effect, Lagged, OpenRound, RankSaid, SendRelay
-from wire.messages import RankReady, RoundCommitted
+from simulation.played import Packed, PlayedRank
+from wire.messages import RankReady, RequestParams, RoundCommitted
 
 
 def config(**changes: object) -> RunConfig:
@@ -200,6 +201,35 @@ class TestDeaths:
         play = formed((10.0,), (10.0,), samples=20).run()
         assert play.end and play.end.phase == "done"
         assert play.rows("deaths") == []
+
+
+class Liar(Rehearsal):
+    """Rank 1 declares another number of steps than it reported, in the second round."""
+
+    claims = 0
+
+    def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
+        if (played.rank, request.round, request.attempt) == (1, 1, 0):
+            packed.steps = self.claims
+        super().contribute(played, request, packed)
+
+
+class TestClaims:
+    @pytest.mark.parametrize("claims", [0, 1, 99])
+    def test_a_contribution_that_is_not_what_was_reported_costs_its_host_and_nobody_else(self, claims: int) -> None:
+        """Samples that a rank trained and no round accepts would be nobody's, and the epoch would never end."""
+        play = Liar(config(quorum=2, min_anchor=2), samples=60)
+        play.claims = claims
+        for name in ("a", "b"):
+            play.join(name, 10.0)
+        play.run(until=0.01)
+        play.operate("start")
+        play.run()
+        assert play.end and play.end.phase == "done"
+        (death,) = play.rows("deaths")
+        assert death["rank"] == 1
+        assert f"it holds {claims} batches of rank 1, which reported" in death["reason"]
+        assert [row["samples_accepted"] for row in play.rows("epochs") if "samples_accepted" in row] == [60]
 
 
 class TestLag:
