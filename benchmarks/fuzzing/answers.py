@@ -29,6 +29,11 @@ class Judge:
             pattern = re.compile("^" + re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(template)) + "$")
             self._operations += [(pattern, method.upper(), operation) for method, operation in operations.items()]
         self._components = description["components"]
+        for _, _, operation in self._operations:  # now: their memory is none that requests take
+            for status, answer in operation["responses"].items():
+                schema = answer.get("content", {}).get("application/json", {}).get("schema")
+                if schema is not None:
+                    self._validator(operation.get("operationId", ""), status, schema)
 
     def judge(self, request: Request, status: int, headers: Headers, body: bytes, *, known: bool) -> None:
         """Raises ``Broken``. ``known``: the request had the operator's token."""

@@ -129,7 +129,7 @@ def _alter(holder: Any, key: Any, random: Random) -> None:
         del holder[key]
     elif chance < 0.10:
         nest: Any = item
-        for _ in range(random.choice((1, 40, 900))):
+        for _ in range(random.choice((1, 40, 300))):
             nest = [nest]
         holder[key] = nest
     elif isinstance(item, list) and chance < 0.7:
