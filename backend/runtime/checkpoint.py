@@ -159,8 +159,7 @@ class CheckpointWriter:
             raise TensorFileError("no round has been committed, so there is nothing to save")
         layout = _layout(effect.manifest)
         files = self._close_states(effect.states, directory)
-        first = next((directory / state_file(rank) for rank in effect.states), None)
-        entries, missing = model_entries(layout, consensus, first)
+        entries, missing = self._entries(layout, consensus, [directory / state_file(rank) for rank in effect.states])
         written = files[MODEL] = tensor_file.write(directory / MODEL, entries)
         if any(spec.dtype not in WIDE for spec in layout if spec.section != "local"):
             files[ARENA] = _vector(directory / ARENA, CONSENSUS, consensus)
@@ -177,6 +176,20 @@ class CheckpointWriter:
         failpoints.hit("save.named", **self._where)
         sync_directory(self._place.root)
         return written
+
+    def _entries(self, layout: list[TensorSpec], consensus: Arena, states: list[Path]) -> tuple[list[Entry], list[str]]:
+        """The model's entries with the local tensors of the first rank whose state has them: one that hands over
+        nonsense spoils nobody's checkpoint. Raises ``TensorFileError`` for the first state when none will do."""
+        faults: list[TensorFileError] = []
+        for state in states:
+            try:
+                return model_entries(layout, consensus, state)
+            except TensorFileError as fault:
+                faults.append(fault)
+                log.warning("checkpoint %d of run %d passes over a state: %s", self._number, self._place.run_id, fault)
+        if faults:
+            raise faults[0]
+        return model_entries(layout, consensus, None)
 
     def _close_states(self, whole: tuple[int, ...], directory: Path) -> dict[str, Written]:
         """Sync the states that came whole, remove the others."""

@@ -137,6 +137,7 @@ class LiveRun:
             lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
             self.links.send_rank,
             self._checkpoint_written,
+            lambda rank: self.links.lose(rank, f"rank {rank} sends more of its state than it was granted"),
         )
 
     def _start_from(self, origin: Loaded | None) -> None:

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -47,8 +48,8 @@ async def _echo(socket: WebSocket) -> None:
 
 
 @asynccontextmanager
-async def serving(limits: Limits) -> AsyncIterator[tuple[int, Census]]:
-    app = Starlette(routes=[Route("/", _hello, methods=["GET", "POST"]), WebSocketRoute("/ws", _echo)])
+async def serving(limits: Limits, app: ASGIApp | None = None) -> AsyncIterator[tuple[int, Census]]:
+    app = app or Starlette(routes=[Route("/", _hello, methods=["GET", "POST"]), WebSocketRoute("/ws", _echo)])
     listener = bind("127.0.0.1", 0)
     ready = asyncio.Event()
 
