@@ -11,6 +11,7 @@ import random
 
 from backend.core.cohort import Cohort
 from backend.core.join_phases import END_PHASES
+from backend.core.model import sizes
 from backend.core.returning import Kept, read_kept
 from backend.core.vocabulary import Effect, Record, SendHost, SendRank
 from simulation.laws import BATCHED_SECONDS, PHASES, Laws
@@ -119,7 +120,7 @@ class Return(Ordeal):
     def _say_ready(self, played: PlayedRank) -> None:
         if played.alive:
             held = f"{played.base:.6f}"
-            ready = RankReady("L", self._elements, 0, held_round=played.held_round, held_hash=held)
+            ready = RankReady("L", *sizes(self.layout), held_round=played.held_round, held_hash=held)
             self.say(played, ready, self.stage.now)
 
     def attach(self, host: PlayedHost) -> None:

@@ -3,12 +3,14 @@ layout."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from backend.core.config import RunConfig
+from backend.core.model import sizes
 from backend.core.vocabulary import Effect, Record, SendHost
 from backend.core.world import HostSeat, World
-from wire.messages import Message, RankReady, TrainingPlan, WorldFormed
+from wire.messages import Message, RankReady, TensorSpec, TrainingPlan, WorldFormed
 
 if TYPE_CHECKING:
     from backend.core.march import March
@@ -61,7 +63,7 @@ def announce(world: World, seat: HostSeat, plan: TrainingPlan, reattach_seconds:
 class Forming:
     """Who is still missing before training can start, and until when that may last."""
 
-    def __init__(self, world: World, deadline: float) -> None:
+    def __init__(self, world: World, deadline: float, layout: Iterable[TensorSpec]) -> None:
         self.world = world
         self.deadline = deadline
         self.root = 0
@@ -74,6 +76,8 @@ class Forming:
         """why there is nothing but to save once it is complete"""
         self.restored = True
         """the schedule is that of this world; else whoever dies leaves it when it is"""
+        self._sizes = sizes(layout)
+        """elements of parameters and buffers, as every host found them when it looked at the job"""
 
     def relay_attached(self, host: int, via: int | None = None) -> None:
         """Both links of the host's relay are up, the data link by way of relay-only host ``via``."""
@@ -94,6 +98,12 @@ class Forming:
                     f"{ready.buffers_elements} against {other.ready.buffers_elements} in buffers; "
                     "build_model must not depend on the host"
                 )
+        if (ready.params_elements, ready.buffers_elements) != self._sizes:
+            return (
+                f"{self.world.where(rank)} built a model of {ready.params_elements} parameter and "
+                f"{ready.buffers_elements} buffer elements, not of {self._sizes[0]} and {self._sizes[1]} as its "
+                "host found when it looked at the job; build_model must build the same each time"
+            )
         if ready.params_elements + ready.buffers_elements == 0:
             return "the model has no floating-point tensor, so there is nothing to train"
         return None

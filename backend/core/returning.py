@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty, death_notices
 from backend.core.forming import Forming
-from backend.core.join_admission import Member
+from backend.core.join_admission import MAX_NAME, Member, clipped
 from backend.core.join_window import JoinWindow
 from backend.core.liveness import tolerance
 from backend.core.progress import coverage
@@ -223,7 +223,7 @@ class Held:
         if ready.held_round is None:
             return f"rank {rank} has no consensus that it could go on from"
         of_round = self.ranks.setdefault(ready.held_round, {})
-        of_round[rank] = ready.held_hash
+        of_round[rank] = clipped(ready.held_hash, MAX_NAME)
         if len(set(of_round.values())) > 1:
             return f"ranks hold different values for round {ready.held_round}: {of_round}"
         return None
@@ -233,7 +233,7 @@ class Returning(Forming):
     """A forming of those who were there before: every living host, relay and rank, or as many as tolerance allows."""
 
     def __init__(self, world: World, deadline: float, membership: Membership, kept: Kept) -> None:
-        super().__init__(world, deadline)
+        super().__init__(world, deadline, kept.layout)
         self._membership = membership
         self._kept = kept
         self._held = Held()
@@ -349,7 +349,8 @@ class Returning(Forming):
         return seat.state != "away" and seat.relay_up
 
     def _refuse(self, link: int, message: Hello, reason: str) -> list[Effect]:
-        text = f"{message.host} wanted to come back as host {message.returning} and was refused: {reason}"
+        name = clipped(message.host.strip(), MAX_NAME)
+        text = f"{name} wanted to come back as host {message.returning} and was refused: {reason}"
         return [
             SendHost(link, Reject(code="cannot_return", reason=reason, permanent=False)),
             CloseLink(link, "cannot_return"),

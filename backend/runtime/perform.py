@@ -108,8 +108,7 @@ class LiveRun:
         self.deaths: list[Row] = []
         self.checkpoints: list[Row] = []
         """rows, by number"""
-        self._core = core
-        self._services = services
+        self._core, self._services = core, services
         self._outcome: tuple[str, str] | None = None
         self._place = CheckpointPlace(services.data_dir, self.run_id)
         self._death_files = DeathFiles(self._place.root, row, services.spawn)
@@ -139,6 +138,7 @@ class LiveRun:
             lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
             self.links.send_rank,
             self._checkpoint_written,
+            lambda rank: self.links.lose(rank, f"rank {rank} sends more of its state than it was granted"),
         )
 
     def _start_from(self, origin: Loaded | None) -> None:
@@ -167,6 +167,8 @@ class LiveRun:
         if self._outcome is not None:
             phase, reason = self._outcome
             core = core | {"phase": phase, "reason": reason}
+        trouble = self._services.store.trouble
+        core["not_durable"] = "" if trouble is None else str(trouble)
         return live_view(core, self.row, self.deaths, self.checkpoints, self._services.wall_clock())
 
     def outlook(self) -> Outlook | None:
