@@ -45,6 +45,7 @@ from backend.runtime.bundle import (
 )
 from backend.runtime.tensor_file import Entry, TensorFileError, Written
 from backend.runtime.view import jsonable, rfc3339
+from wire import failpoints
 from wire.messages import TensorSpec
 
 LOCAL = "model."
@@ -174,6 +175,7 @@ class CheckpointWriter:
             with state.file as file:
                 file.flush()
                 if rank in whole:
+                    failpoints.hit("checkpoint.sync", name=state_file(rank))
                     os.fsync(file.fileno())
                     files[state_file(rank)] = Written(state.bytes, state.digest.hexdigest())
                 else:
@@ -275,4 +277,5 @@ def _write_manifest(path: Path, effect: WriteCheckpoint, facts: dict[str, Any]) 
         json.dump(whole, file, indent=1, allow_nan=False)
         file.write("\n")
         file.flush()
+        failpoints.hit("checkpoint.sync", name=path.name)
         os.fsync(file.fileno())

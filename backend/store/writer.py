@@ -31,6 +31,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from backend.store.errors import LocalError, StoreError, fault, fault_of, is_held, is_patient
+from wire import failpoints
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +213,7 @@ class Writer:
             with self._connection.begin() as transaction:
                 outcomes = [self._perform(self._connection, task) for task in group]
                 committing = True
+                failpoints.hit("store.commit")
                 transaction.commit()
         except Exception as error:
             self._disconnect()  # whatever state it was left in, the next try starts clean
