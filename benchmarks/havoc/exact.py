@@ -100,12 +100,12 @@ def accepted(trace: Trace, until: int | None = None) -> dict[int, int]:
 # ------------------------------------------------------------------------------------------------------ samples
 
 
-def ledger(traces: Iterable[tuple[Trace, int | None]], samples: int, told: Sequence[int] | None) -> list[str]:
-    """Every sample of every finished epoch was accepted once, and none twice in the last. ``traces``: the runs that
-    followed from each other, and up to which round each counts; ``told``: accepted samples by epoch, as the last of
-    them says, none for one whose controller died."""
+def ledger(traces: Iterable[tuple[Trace, int | None]], samples: int, finished: Sequence[int] | None) -> list[str]:
+    """Every sample of every finished epoch was accepted once, and none twice in the one after. ``traces``: the runs
+    that followed from each other, and up to which round each counts; ``finished``: what the last run says of each
+    epoch's accepted samples, none when its controller died."""
     seen: dict[int, Counter[int]] = {}
-    problems = []
+    problems, told = [], 0
     for trace, until in traces:
         for rank, count in sorted(accepted(trace, until).items()):
             done = trace.batches.get(rank, ())
@@ -113,26 +113,29 @@ def ledger(traces: Iterable[tuple[Trace, int | None]], samples: int, told: Seque
                 problems.append(f"{count} batches of rank {rank} are accepted, and it did {len(done)}")
             for batch in done[:count]:
                 seen.setdefault(batch.epoch, Counter()).update(batch.samples)
+        told += sum(row["samples"] for row in trace.rounds if until is None or row["round"] <= until)
     for epoch, counts in sorted(seen.items()):
         twice = sorted(sample for sample, count in counts.items() if count > 1)
         if twice:
             problems.append(f"epoch {epoch}: accepted more than once: {_some(twice)}")
-    return problems + (_as_told(seen, samples, told) if told is not None else [])
+    found = sum(counts.total() for counts in seen.values())
+    if found != told:
+        problems.append(f"the rounds say that {told} samples are accepted, {found} were")
+    return problems + (_as_told(seen, samples, finished) if finished is not None else [])
 
 
-def _as_told(seen: Mapping[int, Counter[int]], samples: int, told: Sequence[int]) -> list[str]:
-    """Every epoch has what it is said to have, and all but the last of them everything."""
+def _as_told(seen: Mapping[int, Counter[int]], samples: int, finished: Sequence[int]) -> list[str]:
+    """The finished epochs have everything, and say so; there is one more at most."""
     problems = []
-    for epoch, count in enumerate(told):
-        found = seen.get(epoch, Counter())
-        if len(found) != count:
-            problems.append(f"epoch {epoch}: {count} samples are said to be accepted, {len(found)} were")
-        missing = sorted(set(range(samples)) - found.keys())
-        if epoch < len(told) - 1 and missing:
+    for epoch, count in enumerate(finished):
+        missing = sorted(set(range(samples)) - seen.get(epoch, Counter()).keys())
+        if missing:
             problems.append(f"epoch {epoch} is over, and never accepted: {_some(missing)}")
-    beyond = sorted(seen.keys() - set(range(len(told))))
+        if count != samples:
+            problems.append(f"epoch {epoch} is over, and {count} samples of {samples} are said to be accepted")
+    beyond = sorted(seen.keys() - set(range(len(finished) + 1)))
     if beyond:
-        problems.append(f"accepted in epochs that are not there: {_some(beyond)}")
+        problems.append(f"accepted in epochs that had not begun: {_some(beyond)}")
     return problems
 
 

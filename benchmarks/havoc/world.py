@@ -74,10 +74,9 @@ class _Lived:
     saved: Saved | None
 
     @property
-    def told(self) -> list[int] | None:
-        """Accepted samples by epoch."""
-        accepted = self.view.get("samples_accepted")
-        return None if accepted is None else [count for count in accepted if count]
+    def finished(self) -> list[int] | None:
+        """Accepted samples of each finished epoch, as the interface says."""
+        return self.view.get("samples_accepted")
 
 
 class World:
@@ -219,7 +218,7 @@ class World:
             self._outcome.ends.append(f"{end.phase}: {end.reason}")
             self._outcome.rounds += len(trace.rounds)
         if self._lives:
-            problems += exact.ledger(traces, self._plan.samples, self._lives[-1].told)
+            problems += exact.ledger(traces, self._plan.samples, self._lives[-1].finished)
         problems += evidence.leftovers(site.mark, self._shared, self._place)
 
 

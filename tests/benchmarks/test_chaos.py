@@ -163,7 +163,10 @@ LINES = """\
 0 0 1.6666666 1.6666666 1.5 1.5 6 7
 """
 """Rank 0 does two batches and rank 1 one; rank 1 dies over the next, and rank 0 does that one, too."""
-ROUNDS = [{"round": 0, "realized": {"0": 2, "1": 1}}, {"round": 1, "realized": {"0": 1}}]
+ROUNDS = [
+    {"round": 0, "samples": 6, "realized": {"0": 2, "1": 1}},
+    {"round": 1, "samples": 2, "realized": {"0": 1}},
+]
 
 
 def trace(text: str = LINES, **changes: Any) -> Trace:
@@ -195,26 +198,27 @@ def test_a_wrong_value_is_seen(was: str, would_be: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "words"),
+    ("text", "finished", "words"),
     [
-        (LINES.replace("4 5", "2 3"), [8], "accepted more than once: 2, 3"),
-        (LINES.replace("4 5", "4 9"), [8, 1], "epoch 0 is over, and never accepted: 5"),
-        (LINES, [6], "6 samples are said to be accepted, 8 were"),
-        (LINES.replace("0 0 1.0", "0 1 1.0"), [6], "accepted in epochs that are not there: 1"),
+        (LINES.replace("4 5", "2 3"), [], "accepted more than once: 2, 3"),
+        (LINES.replace("4 5", "4 9"), [8], "epoch 0 is over, and never accepted: 5"),
+        (LINES, [6], "epoch 0 is over, and 6 samples of 8 are said to be accepted"),
+        (LINES.replace("4 5", "4"), [], "the rounds say that 8 samples are accepted, 7 were"),
+        (LINES.replace("0 0 1.0", "0 1 1.0"), [], "accepted in epochs that had not begun: 1"),
     ],
 )
-def test_a_sample_that_is_lost_or_doubled_is_seen(text: str, told: list[int], words: str) -> None:
-    problems = exact.ledger([(trace(text), None)], 8, told)
+def test_a_sample_that_is_lost_or_doubled_is_seen(text: str, finished: list[int], words: str) -> None:
+    problems = exact.ledger([(trace(text), None)], 8, finished)
     assert any(words in problem for problem in problems), problems
 
 
 def test_of_a_run_that_was_resumed_only_what_its_checkpoint_holds_counts() -> None:
     again = "0 0 1.6666666 1.6666666 1.5 1.5 6 7\n"
-    rounds = [{"round": 1, "realized": {"0": 1}}]
+    rounds = [{"round": 1, "samples": 2, "realized": {"0": 1}}]
     second = Trace(rounds, exact.read_batches(again), Reading(5 / 3, 1.5), overlaps=False, whole=True)
     assert exact.odometer(second) == []
     assert exact.ledger([(trace(), 0), (second, None)], 8, [8]) == []
-    assert exact.ledger([(trace(), 1), (second, None)], 8, [8]) == ["epoch 0: accepted more than once: 6, 7"]
+    assert exact.ledger([(trace(), 1), (second, None)], 8, None) == ["epoch 0: accepted more than once: 6, 7"]
     assert exact.checkpoint(second, Saved(2, 0, Reading(5 / 3, 1.5))) == [], "the one that it came with"
 
 
