@@ -94,8 +94,8 @@ class Life:
             self._blows.append(blow)
             self._last = time.monotonic()
             self._push_deadline(fault.seconds)
-            if fault.kind == "disk full":
-                with contextlib.suppress(CliError):
+            if fault.kind == "disk full" and not self._strikes.controller_frozen:
+                with contextlib.suppress(CliError):  # this one cannot be written
                     self._cast.site.client.post(f"runs/{self._run}/checkpoints")
             if fault.kind == "controller killed":
                 return

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +20,7 @@ from benchmarks.havoc.expected import End, Struck
 from benchmarks.havoc.plans import KINDS, STALLS, Fault, Plan, draw
 from wire.failpoints import parse
 
+REPOSITORY = Path(__file__).parent.parent.parent
 ROOT = frozenset({"namespaces", "tmpfs"})
 NOBODY: frozenset[str] = frozenset()
 PLANS = [draw(seed, able) for able in (ROOT, NOBODY) for seed in range(400)]
@@ -234,6 +240,25 @@ def test_of_a_run_that_was_resumed_only_what_its_checkpoint_holds_counts() -> No
 def test_a_wrong_checkpoint_is_seen(saved: Saved, words: str) -> None:
     (problem,) = exact.checkpoint(trace(), saved)
     assert words in problem
+
+
+# ------------------------------------------------------------------------------------------------------- worlds
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    not os.environ.get("MARCHLINE_TEST_THOROUGH"),
+    reason="two worlds of real processes: a minute; MARCHLINE_TEST_THOROUGH=1",
+)
+def test_two_worlds_are_struck_and_are_as_they_should_be(tmp_path: Path) -> None:
+    told = tmp_path / "told.json"
+    options = ["--no-root", "--seed", "2", "--faults", "7", "--workers", "1", "--json", str(told)]
+    done = subprocess.run([sys.executable, "-m", "benchmarks", "chaos", *options], cwd=REPOSITORY, text=True)
+    assert done.returncode == 0
+    worlds = json.loads(told.read_text())["worlds"]
+    assert worlds and all(world["ends"] for world in worlds)
+    assert sum(fault["hit"] for world in worlds for fault in world["faults"]) >= 7
 
 
 # ------------------------------------------------------------------------------------------------------- words
