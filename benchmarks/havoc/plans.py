@@ -196,7 +196,7 @@ class _Life:
     def faults(self) -> tuple[Fault, ...]:
         """In the order in which they strike; those that strike at a moment of their own come first."""
         rng = self._rng
-        for _ in range(rng.randint(3, 6) if not self._last else rng.randint(2, 4)):
+        for _ in range(rng.randint(5, 8) if not self._last else rng.randint(3, 6)):
             self._one()
         end = rng.choices([*ENDS, "controller stopped"], [*ENDS.values(), 1 - sum(ENDS.values())])[0]
         at = rng.uniform(0.2, 0.8)

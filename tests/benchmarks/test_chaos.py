@@ -37,8 +37,8 @@ class TestPlans:
         assert drawn[1] == {name for name, kind in KINDS.items() if kind.needs not in ("cabled", "tmpfs")}
         assert all(host.way != "cabled" for plan in PLANS[400:] for host in plan.hosts)
 
-    def test_faults_are_about_six_a_world(self) -> None:
-        assert 4.5 < sum(len(life) for plan in PLANS for life in plan.lives) / len(PLANS) < 7
+    def test_faults_are_about_eight_a_world(self) -> None:
+        assert 6 < sum(len(life) for plan in PLANS for life in plan.lives) / len(PLANS) < 10
 
     def test_a_plan_can_be_played_and_judged(self) -> None:
         for plan in PLANS:
@@ -226,6 +226,15 @@ def test_of_a_run_that_was_resumed_only_what_its_checkpoint_holds_counts() -> No
     assert exact.ledger([(trace(), 0), (second, None)], 8, [8]) == []
     assert exact.ledger([(trace(), 1), (second, None)], 8, None) == ["epoch 0: accepted more than once: 6, 7"]
     assert exact.checkpoint(second, Saved(2, 0, Reading(5 / 3, 1.5))) == [], "the one that it came with"
+
+
+def test_of_ranks_that_work_ahead_only_what_no_round_overwrites_is_known() -> None:
+    ahead = trace(LINES.replace("0 0 1.6666666 1.6666666", "0 0 2.0 2.0"), overlaps=True)
+    assert exact.odometer(ahead) == []
+    assert exact.checkpoint(ahead, Saved(3, 1, Reading(8 / 3, 2.0))) == [], "buffers are overwritten"
+    assert exact.checkpoint(ahead, Saved(3, 1, Reading(9 / 3, 2.5))) != []
+    torn = trace(LINES.replace("1.0 1.0 1.0 1.0 4 5", "1.0 1.5 1.0 1.0 4 5"), overlaps=True)
+    assert exact.odometer(torn) != []
 
 
 @pytest.mark.parametrize(
