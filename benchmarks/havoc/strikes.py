@@ -137,17 +137,23 @@ class Strikes:
             blow.hit = _until(lambda: not any(map(_lives, targets)))
         else:
             blow.hit = _until(lambda: all(map(_stands_still, targets)))
-            self.controller_frozen |= blow.fault.kind.startswith("controller")
-            blow.release, blow.release_at = self._wake(targets), time.monotonic() + blow.fault.seconds
+            controller = blow.fault.kind.startswith("controller")
+            self.controller_frozen |= controller
+            release = self._wake(targets)
+            blow.release = (lambda: self._thaw(release)) if controller else release
+            blow.release_at = time.monotonic() + blow.fault.seconds
 
     def _wake(self, targets: Sequence[psutil.Process]) -> Callable[[], None]:
         def wake() -> None:
             for process in targets:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGCONT)
-            self.controller_frozen = False
 
         return wake
+
+    def _thaw(self, wake: Callable[[], None]) -> None:
+        wake()
+        self.controller_frozen = False
 
     # -------------------------------------------------------------------------------------------- failpoints
 
