@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -35,6 +35,8 @@ from benchmarks.havoc.site import Hung, Running, Site, command_of
 from benchmarks.jobs.images import DATA_VARIABLE
 from benchmarks.processes import machine
 from benchmarks.recovery_words import Kill, Restart
+
+T = TypeVar("T")
 
 JOB = "fashion.py:Fashion"
 HOSTS = {"left": 2, "right": 2}
@@ -199,7 +201,7 @@ def _restart(place: Path, options: argparse.Namespace, rng: random.Random) -> Re
         _end(torchrun)
 
 
-def _wait(torchrun: subprocess.Popen[bytes], own: Path, look: Callable[[], Any], what: str) -> Any:
+def _wait(torchrun: subprocess.Popen[bytes], own: Path, look: Callable[[], T | None], what: str) -> T:
     deadline = time.monotonic() + RECOVERED_SECONDS
     while not (found := look()):
         if torchrun.poll() is not None or time.monotonic() > deadline:

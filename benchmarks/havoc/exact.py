@@ -159,7 +159,7 @@ def odometer(trace: Trace) -> list[str]:
 def _follow(rank: int, batches: Sequence[Batch], held: Sequence[Reading], trace: Trace) -> list[str]:
     """One rank's windows. What no round accepted comes at its end: done from some later consensus, unless rows of it
     may be missing."""
-    problems = []
+    problems: list[str] = []
     at, last = 0, 0
     for number, row in enumerate(trace.rounds):
         for own in range(row["realized"].get(str(rank)) or 0):

@@ -48,7 +48,7 @@ def main() -> None:
 
 def _save(path: Path, network: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Model, momentum and step, under a temporary name first."""
-    names = {parameter: name for name, parameter in network.named_parameters()}
+    names: dict[torch.Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     momentum = {MOMENTUM + names[parameter]: state["momentum_buffer"] for parameter, state in optimizer.state.items()}
     temporary = path.with_suffix(".part")
     save_file(network.state_dict() | momentum | {"step": torch.tensor(step)}, temporary)
