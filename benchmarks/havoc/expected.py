@@ -27,7 +27,6 @@ CAUSES = {
     "agent killed": _LINK,
     "rank stopped": "TrainStall",
     "relay stopped in a fold": f"TrainStall|{_LINK}|{_SILENT}",
-    "agent stopped": _SILENT,
     "host stopped": _SILENT,
     "link cut": _LINK,
     "link silent": f"{_SILENT}|{_LINK}",
@@ -53,7 +52,8 @@ class Struck:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a life ended. ``ended_at`` as ``Struck.at``; ``deaths`` and ``events`` are the database's rows."""
+    """How a life ended. ``ended_at``, as ``Struck.at``: when it was told to stop, or seen to be over; ``deaths`` and
+    ``events`` are the database's rows."""
 
     phase: str
     reason: str
@@ -99,8 +99,9 @@ def _how(row: Mapping[str, Any]) -> str:
 
 
 def _unnoticed(one: Struck, end: End) -> bool:
-    """Whether the controller was gone, or the run over, before it could know of this death."""
-    return end.phase != "done" and end.ended_at - one.at < GRACE
+    """Whether the controller was gone, or the run over, before it could know of this death; who dies on the way out of
+    a run that was told to stop need not be on record either."""
+    return end.ended_at - one.at < (0.0 if end.phase == "done" else GRACE)
 
 
 def ending(struck: Sequence[Struck], end: End) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
 from typing import Any
 
-from backend.cli.client import CliError
+from backend.cli.client import Client, CliError
 from benchmarks.havoc.expected import Struck
 from benchmarks.havoc.plans import KINDS, STALL
 from benchmarks.havoc.site import ENDED, Halted, Hung
@@ -55,17 +56,21 @@ class Life:
             self._watch()
             self._look()
             if not self._due and self._settled():
-                with contextlib.suppress(CliError):  # it may have ended meanwhile
-                    self._cast.site.client.post(f"runs/{self._run}/stop")
-                break
+                self._stop()
+                return
             if time.monotonic() > self._deadline:
                 raise Hung(f"{self._unfinished()} within {time.monotonic() - self._began:.0f} s")
             time.sleep(STEP_SECONDS)
         self.ended_at = time.monotonic()
-        self._watch()
+
+    def _stop(self) -> None:
+        self.ended_at = time.monotonic()
+        with contextlib.suppress(CliError):  # it may have ended meanwhile
+            self._cast.site.client.post(f"runs/{self._run}/stop")
 
     def release(self) -> None:
-        """Undo whatever is still being done."""
+        """See what was done at last, and undo whatever is still being done."""
+        self._watch()
         for blow in self._blows:
             self._let_go(blow)
 
@@ -94,11 +99,16 @@ class Life:
             self._blows.append(blow)
             self._last = time.monotonic()
             self._push_deadline(fault.seconds)
-            if fault.kind == "disk full" and not self._strikes.controller_frozen:
-                with contextlib.suppress(CliError):  # this one cannot be written
-                    self._cast.site.client.post(f"runs/{self._run}/checkpoints")
+            if fault.kind == "disk full":
+                threading.Thread(target=self._save, daemon=True).start()
             if fault.kind == "controller killed":
                 return
+
+    def _save(self) -> None:
+        """Ask for a checkpoint, which cannot be written; the answer may take as long as the disk is full."""
+        site = self._cast.site
+        with contextlib.suppress(CliError), Client(site.url, site.data_dir / "operator.token") as client:
+            client.post(f"runs/{self._run}/checkpoints")
 
     def _push_deadline(self, seconds: float) -> None:
         """Everything has its bound: what the fault lasts, the longest ceiling, and the record."""

@@ -53,7 +53,8 @@ _ALL = (
     Kind("controller stopped briefly", "controller", 1.0, seconds=BRIEF),
     Kind("rank stopped", "rank", 0.2, "may", seconds=(STALL + 3.0, STALL + 5.0)),
     Kind("relay stopped in a fold", "host", 0.2, "may", seconds=(STALL + 3.0, STALL + 5.0), armed=SITES_OF_RELAYS[:1]),
-    Kind("agent stopped", "host", 1.0, "must", seconds=LONG, quiet=True),
+    # Its relay and ranks are heard meanwhile, so that nobody is taken for dead.
+    Kind("agent stopped", "host", 1.0, seconds=LONG, quiet=True),
     Kind("host stopped", "host", 0.7, "must", seconds=LONG, quiet=True),
     Kind("link cut", "host", 3.0, "must", needs="proxied"),
     Kind("link silent briefly", "host", 2.0, needs="proxied", seconds=BRIEF, quiet=True),
@@ -279,7 +280,7 @@ class _Life:
                 return ";".join(act(site, hit + more, f"delay:{rng.randint(300, 1200)}") for more in range(2))
             case "relay stopped in a fold":
                 return act(kind.armed[0], rng.randint(4, 20), "stop")
-        return act(rng.choice(kind.armed), rng.randint(4, 25), "kill")
+        return act(rng.choice(kind.armed), rng.randint(3, 14), "kill")
 
 
 def _at(fault: Fault, at: float) -> Fault:

@@ -166,7 +166,8 @@ class Strikes:
         if not mine:
             return False
         if not blow.hit:
-            blow.at, blow.hit = time.monotonic(), True
+            ago = time.time() - self._cast.journal(fault.host).stat().st_mtime
+            blow.at, blow.hit = time.monotonic() - ago, True
             self._stopped(blow, int(mine[0]["pid"]))
         if fault.kind.startswith("rank"):
             blow.ranks = tuple(sorted({int(line["where"]["rank"]) for line in mine}))

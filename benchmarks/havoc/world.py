@@ -172,6 +172,7 @@ class World:
             killed = not site.controller.alive
             view = {} if killed else site.until(run, lambda view: view["phase"] in ENDED, "the run to end")
             outcome.problems += [f"{name} did not end with its run" for name in site.stop_agents()]
+            life.release()  # what struck on the way out
         outcome.struck += life.struck
         outcome.detected += life.detected()
         start = self._lives[-1].saved.held if self._lives and self._lives[-1].saved else Reading(0.0, 0.0)

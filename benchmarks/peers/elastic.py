@@ -23,8 +23,10 @@ MOMENTUM = "momentum."
 
 def main() -> None:
     options = _options()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo")
+    store, rank, world = next(dist.rendezvous("env://"))
+    # torchrun keeps one store for all starts (torch 2.13): gloo would find its peers' addresses of the last one in it.
+    own = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    dist.init_process_group("gloo", store=own, rank=rank, world_size=world)
     network = images.network()
     model = DistributedDataParallel(network)
     optimizer = images.optimizer(model.parameters())

@@ -107,7 +107,7 @@ class TestDeaths:
             ([done_to(1, "rank stopped briefly")], ended(died(1, "no sign of life for 3 s")), "nothing was done to it"),
             ([done_to(1, "rank killed")], ended(died(1, "no sign of life for 3 s")), "of something else"),
             ([done_to(1, "rank killed")], ended(died(1, "killed by SIGSEGV", "SIGSEGV")), "of something else"),
-            ([done_to(1, "agent stopped")], ended(died(1, "TrainStall: no batch within 30 s")), "of something else"),
+            ([done_to(1, "host stopped")], ended(died(1, "TrainStall: no batch within 30 s")), "of something else"),
         ],
     )
     def test_everything_else_is_seen(self, struck: list[Struck], end: End, words: str) -> None:
@@ -118,6 +118,12 @@ class TestDeaths:
         end = ended(phase="interrupted", reason="", at=60.0)
         assert expected.deaths([done_to(1, "rank killed", 59.0)], end) == []
         assert expected.deaths([done_to(1, "rank killed", 50.0)], end) != []
+
+    def test_who_dies_on_the_way_out_may_be_on_record(self) -> None:
+        late = [done_to(1, "rank killed", 60.5)]
+        assert expected.deaths(late, ended(at=60.0)) == []
+        assert expected.deaths(late, ended(KILLED, at=60.0)) == []
+        assert expected.deaths([done_to(1, "rank killed", 59.5)], ended(at=60.0)) != []
 
     def test_causes_are_known_for_all_that_dooms(self) -> None:
         assert expected.CAUSES.keys() == {name for name, kind in KINDS.items() if kind.dooms}
