@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file, save_file
+from torch.distributed.distributed_c10d import PrefixStore, init_process_group
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.jobs import images
@@ -23,10 +24,10 @@ MOMENTUM = "momentum."
 
 def main() -> None:
     options = _options()
-    store, rank, world = next(dist.rendezvous("env://"))
+    store, rank, world = next(rendezvous("env://"))
     # torchrun keeps one store for all starts (torch 2.13): gloo would find its peers' addresses of the last one in it.
-    own = dist.PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=world)
+    own = PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    init_process_group("gloo", store=own, rank=rank, world_size=world)
     network = images.network()
     model = DistributedDataParallel(network)
     optimizer = images.optimizer(model.parameters())
