@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,7 +44,8 @@ HOSTS = {"left": 2, "right": 2}
 RANKS = sum(HOSTS.values())
 BATCH_SIZE = 32
 PICTURES, PIXELS = 20_000, 784
-WARM_UP_ROUNDS = 8
+WARM_UP_ROUNDS = 6
+WARM_SECONDS = 300.0
 RECOVERED_SECONDS = 90.0
 KINDS = ("rank killed", "relay killed", "agent killed", "link cut", "cable out")
 SLOW_KINDS = ("cable out",)
@@ -123,7 +125,7 @@ def _kill(kind: str, place: Path, ms: float, rng: random.Random) -> Kill:
         scheduling = {"start_mode": "auto", "quorum": RANKS, "target": RANKS, "batch_size": BATCH_SIZE}
         run = site.client.post("runs", {"job": JOB, "name": kind, "epochs": 1000} | scheduling)["id"]
         strike = _bring(stack, site, kind, network, {DATA_VARIABLE: str(place / "data")}, ms)
-        site.until(run, lambda view: (view["round"] or 0) >= WARM_UP_ROUNDS, "the cohort to be warm", RECOVERED_SECONDS)
+        site.until(run, lambda view: (view["round"] or 0) >= WARM_UP_ROUNDS, "the cohort to be warm", WARM_SECONDS)
         time.sleep(rng.uniform(0.0, 1.0))  # anywhere in a window
         killed_at = time.time()
         strike()
@@ -192,17 +194,19 @@ def _restart(place: Path, options: argparse.Namespace, rng: random.Random) -> Re
             program, env={**os.environ, **environment}, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        _wait(torchrun, own, lambda: _finished(own) >= 2 * options.save_every, "torchrun's ranks to be warm")
+        enough = 2 * options.save_every
+        _wait(torchrun, own, lambda: _finished(own) >= enough, "torchrun's ranks to be warm", WARM_SECONDS)
         time.sleep(rng.uniform(0.0, 1.0))
         killed_at = time.time()
         os.kill(int((own / f"pid{RANKS - 1}").read_text()), signal.SIGKILL)
-        return _wait(torchrun, own, lambda: recovery_words.restart(_notes(own), killed_at), "torchrun to go on")
+        look = partial(recovery_words.restart, killed_at=killed_at)
+        return _wait(torchrun, own, lambda: look(_notes(own)), "torchrun to go on", RECOVERED_SECONDS)
     finally:
         _end(torchrun)
 
 
-def _wait(torchrun: subprocess.Popen[bytes], own: Path, look: Callable[[], T | None], what: str) -> T:
-    deadline = time.monotonic() + RECOVERED_SECONDS
+def _wait(torchrun: subprocess.Popen[bytes], own: Path, look: Callable[[], T | None], what: str, seconds: float) -> T:
+    deadline = time.monotonic() + seconds
     while not (found := look()):
         if torchrun.poll() is not None or time.monotonic() > deadline:
             raise Hung(f"waited for {what}; it said: {(own / 'torchrun.log').read_text()[-2000:]}")

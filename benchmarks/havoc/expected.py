@@ -27,6 +27,7 @@ CAUSES = {
     "agent killed": _LINK,
     "rank stopped": "TrainStall",
     "relay stopped in a fold": f"TrainStall|{_LINK}|{_SILENT}",
+    "agent stopped": _SILENT,
     "host stopped": _SILENT,
     "link cut": _LINK,
     "link silent": f"{_SILENT}|{_LINK}",

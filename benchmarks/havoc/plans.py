@@ -53,8 +53,8 @@ _ALL = (
     Kind("controller stopped briefly", "controller", 1.0, seconds=BRIEF),
     Kind("rank stopped", "rank", 0.2, "may", seconds=(STALL + 3.0, STALL + 5.0)),
     Kind("relay stopped in a fold", "host", 0.2, "may", seconds=(STALL + 3.0, STALL + 5.0), armed=SITES_OF_RELAYS[:1]),
-    # Its relay and ranks are heard meanwhile, so that nobody is taken for dead.
-    Kind("agent stopped", "host", 1.0, seconds=LONG, quiet=True),
+    # Its relay and ranks are heard meanwhile, unless they have to wait for others for so long.
+    Kind("agent stopped", "host", 1.0, "may", seconds=LONG, quiet=True),
     Kind("host stopped", "host", 0.7, "must", seconds=LONG, quiet=True),
     Kind("link cut", "host", 3.0, "must", needs="proxied"),
     Kind("link silent briefly", "host", 2.0, needs="proxied", seconds=BRIEF, quiet=True),
