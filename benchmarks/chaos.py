@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import chaos_words, netns
-from benchmarks.havoc.plans import draw
+from benchmarks.havoc.plans import TIMEOUT, draw
 from benchmarks.havoc.world import MOUNT, Outcome, World
 from benchmarks.processes import machine
 
@@ -51,6 +51,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=max(2, (os.cpu_count() or 2) // 2),
         help="worlds at a time (default: %(default)s)",
     )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        help="of a silent host, s; more on a busy machine (default: %(default)s)",
+    )
     parser.add_argument("--no-root", action="store_true", help="leave out what needs root, even for root")
 
 
@@ -67,7 +73,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         shutil.rmtree(place, ignore_errors=True)
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "options": {name: getattr(options, name) for name in ("minutes", "faults", "seed", "workers", "no_root")},
+        "options": {
+            name: getattr(options, name) for name in ("minutes", "faults", "seed", "workers", "timeout", "no_root")
+        },
         "able": sorted(able),
         "left_out": left_out,
         "machine": machine(),
@@ -115,7 +123,7 @@ class Campaign:
                 if self.injected >= self._options.faults or time.monotonic() > self._ends_at:
                     return
                 seed = next(self._seeds)
-            plan = draw(seed, self._able)
+            plan = draw(seed, self._able, self._options.timeout)
             place = self._place / f"world-{seed}-{self._place.name.removeprefix(PREFIX)}"
             place.mkdir()
             world = World(plan, place, self.halt)

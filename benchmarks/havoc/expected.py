@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.havoc.plans import KINDS, STALLS, TIMEOUT, Fault
+from benchmarks.havoc.plans import KINDS, STALLS, Fault
 
 GRACE = 6.0
 """seconds before a controller's death in which a death may have gone unnoticed"""
 STALLED = "ReduceStall|TrainStall"
 _LINK = r"link was lost|link ended|relay|the host left"
-_SILENT = rf"no sign of life for {TIMEOUT:g} s"
+_SILENT = r"no sign of life for [\d.]+ s"
 CAUSES = {
     "rank killed": "SIGKILL",
     "rank killed in a round": "SIGKILL",

@@ -10,7 +10,7 @@ from typing import Any
 
 from backend.cli.client import Client, CliError
 from benchmarks.havoc.expected import Struck
-from benchmarks.havoc.plans import KINDS, STALL
+from benchmarks.havoc.plans import KINDS, STALL_TIMEOUTS
 from benchmarks.havoc.site import ENDED, Halted, Hung
 from benchmarks.havoc.strikes import Blow, Cast, Strikes
 
@@ -112,7 +112,8 @@ class Life:
 
     def _push_deadline(self, seconds: float) -> None:
         """Everything has its bound: what the fault lasts, the longest ceiling, and the record."""
-        self._deadline = max(self._deadline, time.monotonic() + max(seconds, 2 * STALL) + RECORD_SECONDS)
+        ceiling = 2 * STALL_TIMEOUTS * self._cast.plan.timeout
+        self._deadline = max(self._deadline, time.monotonic() + max(seconds, ceiling) + RECORD_SECONDS)
 
     def _watch(self) -> None:
         now = time.monotonic()

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 TIMEOUT = 3.0
-"""seconds of silence after which a host is lost; ``stall_seconds`` is ten times that, the least that is allowed"""
-HEARTBEAT = 0.5
-STALL = 10 * TIMEOUT
+"""seconds of silence after which a host is lost, where the machine is not too busy for that"""
+STALL_TIMEOUTS = 10
+"""``stall_seconds`` in timeouts, the least that is allowed"""
+HEARTBEATS = 6
+"""in a timeout"""
 BRIEF = (0.2, 0.9)
 """seconds of what nobody may die of"""
-LONG = (TIMEOUT + 2.0, TIMEOUT + 4.0)
+LONG = (2.0, 4.0)
+STALLED = (3.0, 5.0)
 GAPS = (0.0, 0.0, 0.1, 0.4, 0.9)
 """seconds between a fault and the next one"""
 SITES_OF_RANKS = ("rank.pack", "rank.snapshot.before", "rank.snapshot.after", "rank.adopt", "rank.ack.after")
@@ -35,6 +38,8 @@ class Kind:
     dooms: str = ""
     needs: str = ""
     seconds: tuple[float, float] = (0.0, 0.0)
+    timeouts: int = 0
+    """that it lasts, beside the seconds"""
     armed: tuple[str, ...] = ()
     """failpoints that do it; it then strikes at a moment of its own"""
     quiet: bool = False
@@ -51,17 +56,25 @@ _ALL = (
     Kind("relay stopped briefly", "host", 1.5, seconds=BRIEF, quiet=True),
     Kind("agent stopped briefly", "host", 1.5, seconds=BRIEF, quiet=True),
     Kind("controller stopped briefly", "controller", 1.0, seconds=BRIEF),
-    Kind("rank stopped", "rank", 0.2, "may", seconds=(STALL + 3.0, STALL + 5.0)),
-    Kind("relay stopped in a fold", "host", 0.2, "may", seconds=(STALL + 3.0, STALL + 5.0), armed=SITES_OF_RELAYS[:1]),
+    Kind("rank stopped", "rank", 0.2, "may", seconds=STALLED, timeouts=STALL_TIMEOUTS),
+    Kind(
+        "relay stopped in a fold",
+        "host",
+        0.2,
+        "may",
+        seconds=STALLED,
+        timeouts=STALL_TIMEOUTS,
+        armed=SITES_OF_RELAYS[:1],
+    ),
     # Its relay and ranks are heard meanwhile, unless they have to wait for others for so long.
-    Kind("agent stopped", "host", 1.0, "may", seconds=LONG, quiet=True),
-    Kind("host stopped", "host", 0.7, "must", seconds=LONG, quiet=True),
+    Kind("agent stopped", "host", 1.0, "may", seconds=LONG, timeouts=1, quiet=True),
+    Kind("host stopped", "host", 0.7, "must", seconds=LONG, timeouts=1, quiet=True),
     Kind("link cut", "host", 3.0, "must", needs="proxied"),
     Kind("link silent briefly", "host", 2.0, needs="proxied", seconds=BRIEF, quiet=True),
-    Kind("link silent", "host", 1.2, "must", needs="proxied", seconds=LONG, quiet=True),
+    Kind("link silent", "host", 1.2, "must", needs="proxied", seconds=LONG, timeouts=1, quiet=True),
     Kind("link slow", "host", 1.0, needs="proxied", seconds=(0.5, 2.0)),
     Kind("cable out briefly", "host", 2.0, needs="cabled", seconds=BRIEF, quiet=True),
-    Kind("cable out", "host", 1.5, "must", needs="cabled", seconds=LONG, quiet=True),
+    Kind("cable out", "host", 1.5, "must", needs="cabled", seconds=LONG, timeouts=1, quiet=True),
     Kind("cable flapping", "host", 1.0, "may", needs="cabled", seconds=(4.0, 6.0), quiet=True),
     Kind("disk full", "disk", 1.0, needs="tmpfs", seconds=(0.5, 2.0)),
     Kind("disk full at a save", "disk", 0.7, armed=("checkpoint.sync",)),
@@ -69,7 +82,7 @@ _ALL = (
     Kind("disk slow", "disk", 1.0, armed=("store.commit", "checkpoint.sync")),
     Kind("controller killed", "controller", 0.0),
     Kind("controller killed in a round", "controller", 0.0, armed=SITES_OF_CONTROLLERS),
-    Kind("controller stopped", "controller", 0.0, "may", seconds=(2 * TIMEOUT, 2 * TIMEOUT + 2.0)),
+    Kind("controller stopped", "controller", 0.0, "may", seconds=(0.0, 2.0), timeouts=2),
 )
 KINDS = {kind.name: kind for kind in _ALL}
 STALLS = ("rank stopped", "relay stopped in a fold")
@@ -127,6 +140,8 @@ class Plan:
     hosts: tuple[HostPlan, ...]
     lives: tuple[tuple[Fault, ...], ...]
     small_disk: bool
+    timeout: float
+    """seconds of silence after which a host is lost"""
 
     @property
     def ranks(self) -> int:
@@ -154,7 +169,7 @@ class Plan:
         return lines
 
 
-def draw(seed: int, able: frozenset[str]) -> Plan:
+def draw(seed: int, able: frozenset[str], timeout: float = TIMEOUT) -> Plan:
     """The world of a seed on a machine that is ``able`` to do namespaces, tmpfs, both or neither."""
     rng = random.Random(seed)
     hosts = tuple(_host(rng, number, able) for number in range(rng.choice((2, 2, 3))))
@@ -162,10 +177,10 @@ def draw(seed: int, able: frozenset[str]) -> Plan:
     small_disk = "tmpfs" in able and rng.random() < 0.3
     lives: list[tuple[Fault, ...]] = []
     while not lives or (len(lives) < 2 and lives[-1][-1].kind.startswith("controller killed")):
-        lives.append(_Life(rng, hosts, elements, small_disk, last=len(lives) == 1).faults())
+        lives.append(_Life(rng, hosts, elements, small_disk, timeout, last=len(lives) == 1).faults())
     mode = rng.choice(("cpu_cadence", "cpu_cadence", "cpu_sync", "cpu_async"))
     batch_size, samples = rng.choice((1, 2, 5)), rng.choice((240, 401, 800))
-    return Plan(seed, mode, elements, batch_size, samples, hosts, tuple(lives), small_disk)
+    return Plan(seed, mode, elements, batch_size, samples, hosts, tuple(lives), small_disk, timeout)
 
 
 def _host(rng: random.Random, number: int, able: frozenset[str]) -> HostPlan:
@@ -179,12 +194,20 @@ class _Life:
     """Draws the faults of one life."""
 
     def __init__(
-        self, rng: random.Random, hosts: tuple[HostPlan, ...], elements: int, small_disk: bool, *, last: bool
+        self,
+        rng: random.Random,
+        hosts: tuple[HostPlan, ...],
+        elements: int,
+        small_disk: bool,
+        timeout: float,
+        *,
+        last: bool,
     ) -> None:
         self._rng = rng
         self._hosts = hosts
         self._elements = elements
         self._small_disk = small_disk
+        self._timeout = timeout
         self._last = last
         self._spared = rng.choice(hosts).name
         """of this host the first rank lives, and so must the host"""
@@ -253,7 +276,7 @@ class _Life:
 
     def _aimed(self, kind: Kind, host: str = "", slot: int = 0) -> Fault:
         rng = self._rng
-        seconds = rng.uniform(*kind.seconds)
+        seconds = rng.uniform(*kind.seconds) + kind.timeouts * self._timeout
         if kind.armed:
             return Fault(kind.name, host, slot, seconds=seconds, points=self._points(kind))
         if kind.name == "link cut":

@@ -16,9 +16,9 @@ from benchmarks.havoc import evidence, exact, expected
 from benchmarks.havoc.exact import Reading, Saved, Trace
 from benchmarks.havoc.expected import End, Struck
 from benchmarks.havoc.life import Life
-from benchmarks.havoc.plans import HEARTBEAT, STALL, TIMEOUT, HostPlan, Plan
+from benchmarks.havoc.plans import HEARTBEATS, STALL_TIMEOUTS, HostPlan, Plan
 from benchmarks.havoc.proxy import proxied
-from benchmarks.havoc.site import ENDED, START_SECONDS, Halted, Hung, Site
+from benchmarks.havoc.site import ENDED, Halted, Hung, Site
 from benchmarks.havoc.strikes import Cast
 from benchmarks.netns import Network
 from wire.failpoints import LOG_VARIABLE, POINTS_VARIABLE
@@ -28,6 +28,8 @@ SLEEP_MS = 12.0
 DISK_BYTES = 64 << 20
 EPOCHS = 1000
 SAVE_ROUNDS = 6
+FORMING_SECONDS = 300.0
+"""nothing is measured before the world trains, and the machine may be busy"""
 MOUNT = "marchline-chaos"
 
 
@@ -136,7 +138,9 @@ class World:
         plan = self._plan
         scheduling = {"initial_anchor": 3, "max_anchor": 6, "batch_size": plan.batch_size, "epochs": EPOCHS}
         world = {"start_mode": "auto", "quorum": plan.ranks, "target": plan.ranks, "mode": plan.mode}
-        waits = {"heartbeat_seconds": HEARTBEAT, "heartbeat_timeout_seconds": TIMEOUT, "stall_seconds": STALL}
+        waits = {"heartbeat_seconds": plan.timeout / HEARTBEATS, "heartbeat_timeout_seconds": plan.timeout}
+        waits |= {"stall_seconds": plan.timeout * STALL_TIMEOUTS}
+        waits |= {"forming_seconds": FORMING_SECONDS, "window_seconds": FORMING_SECONDS}
         saves = {"checkpoint_rounds": SAVE_ROUNDS, "checkpoint_epochs": None}
         own = {"job": JOB, "name": f"seed {plan.seed}", "params": self._params(ledger)}
         return int(site.client.post("runs", own | scheduling | world | waits | saves)["id"])
@@ -161,7 +165,7 @@ class World:
         with ExitStack() as stack:
             for host in self._plan.hosts:
                 self._bring(stack, cast, host, run)
-            site.until(run, _trains, "the world to form and close a round", 2 * START_SECONDS)
+            site.until(run, _trains, "the world to form and close a round", 2 * FORMING_SECONDS)
             cast.meet()
             self._shared |= evidence.shared_directories(site.mark)
             life = Life(cast, run, disk)
