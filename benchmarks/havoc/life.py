@@ -17,8 +17,9 @@ from benchmarks.havoc.strikes import Blow, Cast, Strikes
 LOOK_SECONDS = 0.1
 """between two looks at the run"""
 STEP_SECONDS = 0.02
-WAIT_SECONDS = 5.0
-"""for what strikes at a moment of its own, once all else has"""
+WAIT_SECONDS = (5.0, 40.0)
+"""for what strikes at a moment of its own, once all else has; the longer one while fewer than ``WAIT_ROUNDS`` closed"""
+WAIT_ROUNDS = 16
 RECORD_SECONDS = 20.0
 """from a fault, beyond the time that it takes by itself, until its deaths are on record"""
 
@@ -37,6 +38,7 @@ class Life:
         """when each death was in the interface"""
         self._began = self._looked_at = self._last = time.monotonic()
         self._over = False
+        self._round = 0
         self._deadline = 0.0
         self.ended_at = 0.0
         self._push_deadline(max((fault.seconds for fault in faults), default=0.0))
@@ -144,6 +146,7 @@ class Life:
         for death in view["deaths"]:
             self._seen.setdefault(death["rank"], now)
         self._over = view["phase"] in ENDED
+        self._round = view["round"] or 0
 
     def _killing(self) -> bool:
         return any(blow.fault.kind.startswith("controller killed") for blow in self._blows)
@@ -151,7 +154,8 @@ class Life:
     def _settled(self, *, patient: bool = True) -> bool:
         """Whether nothing is under way any more and all who must be dead are known to be. ``patient``: what strikes
         at a moment of its own is waited for a while."""
-        waiting = patient and time.monotonic() < self._last + WAIT_SECONDS
+        seconds = WAIT_SECONDS[self._round < WAIT_ROUNDS]
+        waiting = patient and time.monotonic() < self._last + seconds
         for blow in self._blows:
             if blow.release is not None or (blow.look is not None and waiting):
                 return False

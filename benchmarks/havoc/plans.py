@@ -302,7 +302,7 @@ class _Life:
                 site, hit = rng.choice((("store.commit", rng.randint(15, 40)), ("checkpoint.sync", rng.randint(2, 9))))
                 return ";".join(act(site, hit + more, f"delay:{rng.randint(300, 1200)}") for more in range(2))
             case "relay stopped in a fold":
-                return act(kind.armed[0], rng.randint(4, 20), "stop")
+                return act(kind.armed[0], rng.randint(3, 10), "stop")
         return act(rng.choice(kind.armed), rng.randint(3, 14), "kill")
 
 
