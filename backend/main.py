@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +28,9 @@ from wire.allocator import keep_freed_memory
 DATABASE_FILE = "marchline.sqlite3"
 EXIT_SETTINGS = 2
 """the controller can't start as it was asked to"""
+EXIT_FAILED = 1
+"""it could not start for a fault of its own, which its log has whole"""
+MOST_DESCRIPTORS = 1 << 16
 
 log = logging.getLogger(__name__)
 
@@ -85,20 +90,32 @@ def serve(settings: Settings, announce: Announce | None = None) -> int:
     try:
         # The port first: of two controllers by mistake, the second must not get as far as the database.
         with bind(settings.host, settings.port) as listener:
-            _serve(listener, replace(settings, port=listener.getsockname()[1]), announce or print_addresses)
+            return _serve(listener, replace(settings, port=listener.getsockname()[1]), announce or print_addresses)
     except (SettingsError, OpenError) as error:
         print(f"marchline: {error}", file=sys.stderr)
         return EXIT_SETTINGS
-    return 0
 
 
-def _serve(listener: socket.socket, settings: Settings, announce: Announce) -> None:
+def _serve(listener: socket.socket, settings: Settings, announce: Announce) -> int:
     keep_freed_memory()
+    limits = Limits().within(_descriptors())
     controller, app = build(settings)
     log.info("the store is %(where)s (%(dialect)s %(version)s)", controller.store.describe())
     url = base_url(settings)
-    server = Server(guarded(app, Limits()), ready=lambda: announce(controller, url), goodbye=controller.close)
+    server = Server(guarded(app, limits), ready=lambda: announce(controller, url), goodbye=controller.close)
     server.run(sockets=[listener])
+    return 0 if server.started else EXIT_FAILED
+
+
+def _descriptors() -> int:
+    """How many files this process may open, once it has asked for as many as it may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
 
 
 def base_url(settings: Settings) -> str:

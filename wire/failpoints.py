@@ -61,10 +61,17 @@ SITES = {
     "plane.finished.after": "it was told, and has not heard it yet (round)",
     "driver.commit.before": "the core committed a round, no host was told (run, host, round, attempt)",
     "driver.commit.after": "one host was told (run, host, round, attempt)",
+    "save.begun": "a checkpoint has its directory, and nothing in it (run, checkpoint)",
+    "save.kept": "one more part of a rank's state is in its file (run, checkpoint, rank)",
+    "save.model": "the model's file is whole, the manifest is not there (run, checkpoint)",
+    "save.manifest": "the manifest is written, the directory has no name yet (run, checkpoint)",
+    "save.named": "it has its name, nobody knows (run, checkpoint)",
+    "save.pruned": "older ones are gone, the core was not told of the new one (run, checkpoint)",
+    "store.commit.before": "rows are in an open transaction",
+    "store.commit.after": "they are committed, whoever waits for them was not told",
     "agent.beat": "before a heartbeat to the controller (name)",
     "agent.exit": "a child of the agent ended, the controller was not told (name)",
     "checkpoint.sync": "a file of a checkpoint is written and not synced (name)",
-    "store.commit": "a transaction of the database is complete and not committed",
 }
 """site -> when it is hit, and the keys that it can be told apart by"""
 

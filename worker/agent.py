@@ -9,11 +9,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from worker.exits import ExitCode
 from worker.host import Host
@@ -26,6 +27,7 @@ CONNECT_ATTEMPTS = 60
 CONNECT_PAUSE_SECONDS = 0.5
 FIRST_BACK_OFF_SECONDS = 5.0
 LONGEST_BACK_OFF_SECONDS = 60.0
+SPREAD = 0.2
 
 log = logging.getLogger("agent")
 
@@ -39,6 +41,8 @@ class Patience:
     attempts: int = CONNECT_ATTEMPTS
     pause_seconds: float = CONNECT_PAUSE_SECONDS
     first_back_off_seconds: float = FIRST_BACK_OFF_SECONDS
+    spread: Callable[[], float] = field(default=lambda: random.uniform(1 - SPREAD, 1 + SPREAD))
+    """what a pause is multiplied by: hosts that lost their controller at one moment don't all come back at one"""
 
     def back_off_seconds(self, failures: int) -> float:
         """The pause after so many memberships in a row that came to nothing: 5 s, doubling to 60 s (behaviour B17)."""
@@ -96,8 +100,8 @@ class Agent:
             if not (self.patience.persist and outcome.retry):
                 return outcome.code
             failures = 0 if outcome.admitted else failures + 1
-            pause = self.patience.back_off_seconds(max(0, failures - 1))
-            log.info("dialling again in %g s", pause)
+            pause = self.patience.back_off_seconds(max(0, failures - 1)) * self.patience.spread()
+            log.info("dialling again in %.1f s", pause)
             await self._rest(pause)
 
     async def _rest(self, seconds: float) -> None:
@@ -131,7 +135,7 @@ class Agent:
                     raise
                 if attempt == 1 or attempt % 20 == 0:
                     log.warning("%s; trying again", error)
-            await asyncio.sleep(self.patience.pause_seconds)
+            await asyncio.sleep(self.patience.pause_seconds * self.patience.spread())
         raise AssertionError("at least one attempt is made")
 
     @asynccontextmanager

@@ -7,12 +7,14 @@ Proxy variables of the environment are ignored (case K03): cluster traffic goes 
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidStatus, InvalidURI
+from websockets.http11 import Response
 
 from wire.codes import CloseCode, close_code
 from wire.errors import ErrorCode, RemoteProtocolError
@@ -154,7 +156,7 @@ async def _connect(target: Target) -> ClientConnection:
             close_timeout=2,
         )
     except InvalidStatus as error:
-        raise _http_failure(error.response.status_code, url) from error
+        raise _http_failure(error.response, url) from error
     except InvalidURI as error:
         raise Refused(ExitCode.USAGE, f"--join: {error}") from error
     except InvalidHandshake as error:
@@ -179,7 +181,10 @@ async def _shake_hands(socket: ClientConnection, session: Session) -> None:
             await socket.send(reply)
 
 
-def _http_failure(status: int, url: str) -> Unreachable | Refused:
+def _http_failure(response: Response, url: str) -> Unreachable | Refused:
+    status = response.status_code
+    if status in _BUSY and (said := _problem(response)):
+        return Unreachable(f"{url} answered HTTP {status}: {said}")
     if status in _BUSY:
         return Unreachable(f"{url} answered HTTP {status}: a proxy is there, the controller behind it is not")
     if status in (400, 403, 421):
@@ -187,6 +192,16 @@ def _http_failure(status: int, url: str) -> Unreachable | Refused:
         return Refused(ExitCode.ERROR, f"{text}: add the name to its allowed hosts, or dial its address")
     text = f"{url} answered HTTP {status}: not a Marchline controller, or its path prefix is missing from --join"
     return Refused(ExitCode.ERROR, text)
+
+
+def _problem(response: Response) -> str:
+    """A controller's own words on why not now; empty when they are not a controller's."""
+    if not response.headers.get("Content-Type", "").startswith("application/problem+json"):
+        return ""
+    try:
+        return str(json.loads(response.body)["detail"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _not_http(error: InvalidHandshake, url: str) -> Unreachable | Refused:

@@ -291,6 +291,7 @@ class RunView(Answer):
     )
     saving: bool = False
     checkpoint_trouble: str = Field(default="", description="why the last checkpoint could not be written")
+    not_durable: str = Field(default="", description="why the database takes nothing right now, and the cure")
 
 
 class Round(Answer):

@@ -17,6 +17,7 @@ from typing import Any
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty
 from backend.core.forming import announce
+from backend.core.join_admission import MAX_ERROR_TEXT, clipped
 from backend.core.join_window import PROBE_SECONDS, JoinWindow, can_move
 from backend.core.liveness import Liveness
 from backend.core.march import March
@@ -70,6 +71,9 @@ from wire.messages import (
     SyncAck,
     TrainingPlan,
 )
+
+MAX_NOTES = 20
+"""sentences of a rank's that are written down, one event each"""
 
 
 class Cohort:
@@ -352,8 +356,9 @@ class Cohort:
             case FetchState(part=part) if self.resume is not None and not training:
                 self._out.append(send_saved(march, rank, part, now))
             case RankReady() if not training:
-                for note in message.notes:
-                    march.event("state_not_restored", f"{march.world.where(rank)}: {note}", "warning")
+                for note in message.notes[:MAX_NOTES]:
+                    text = f"{march.world.where(rank)}: {clipped(note, MAX_ERROR_TEXT)}"
+                    march.event("state_not_restored", text, "warning")
                 disagreement = march.forming.rank_ready(rank, message)
                 if disagreement:
                     march.fail(f"The cohort could not form: {disagreement}", now)

@@ -24,6 +24,8 @@ WAITS = (
     *("window_seconds", "cap_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds"),
     *("forming_seconds", "stall_seconds"),
 )
+MIN_HEARTBEAT_SECONDS = 0.05
+"""the controller looks at least twice as often whether it was late itself: with much less it would do nothing else"""
 MAX_HINT_RATIO = 64.0
 """ElChe counts no device as faster than this many times another"""
 
@@ -261,8 +263,9 @@ class RunConfig:
         for name in WAITS:
             if not math.isfinite(getattr(self, name)):
                 yield Problem(name, "not_finite", f"{name} must be a number of seconds: every wait has an end")
-        if self.heartbeat_seconds <= 0:
-            yield Problem("heartbeat_seconds", "below_minimum", "heartbeat_seconds must be above 0")
+        if self.heartbeat_seconds < MIN_HEARTBEAT_SECONDS:
+            what = f"heartbeat_seconds must be at least {MIN_HEARTBEAT_SECONDS:g}, not {self.heartbeat_seconds:g}"
+            yield Problem("heartbeat_seconds", "below_minimum", what)
         elif self.heartbeat_timeout_seconds < 3 * self.heartbeat_seconds:
             yield Problem(
                 "heartbeat_timeout_seconds",

@@ -106,6 +106,14 @@ class Cycle:
                 return rank, f"it holds {event.steps[rank]} batches of rank {rank}, which is left out of this round"
         return None
 
+    def claims(self, event: RoundFinished) -> dict[int, int]:
+        """The contributions that say what their rank did: all but those of ranks that are left out of the round, and
+        none of an attempt that is stale."""
+        current = self.open
+        if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
+            return {}
+        return {rank: steps for rank, steps in event.steps.items() if rank not in current.excluded}
+
     def retry(self, hosts: dict[int, tuple[int, ...]], reason: str) -> list[Effect]:
         """Drop the attempt in which somebody died or was refused and ask the others again; their arenas are
         untouched."""

@@ -3,9 +3,12 @@ layout."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from backend.core.model import sizes
 from backend.core.vocabulary import Effect, Record, SendHost
 from backend.core.world import HostSeat, World
-from wire.messages import RankReady, TrainingPlan, WorldFormed
+from wire.messages import RankReady, TensorSpec, TrainingPlan, WorldFormed
 
 GENERATION = 0
 """Raised when the world changes during a run; today it never does."""
@@ -35,9 +38,11 @@ def announce(world: World, seat: HostSeat, plan: TrainingPlan) -> list[Effect]:
 class Forming:
     """Who is still missing before training can start, and until when that may last."""
 
-    def __init__(self, world: World, deadline: float) -> None:
+    def __init__(self, world: World, deadline: float, layout: Iterable[TensorSpec]) -> None:
         self.world = world
         self.deadline = deadline
+        self._sizes = sizes(layout)
+        """elements of parameters and buffers, as every host found them when it looked at the job"""
 
     def relay_attached(self, host: int, via: int | None = None) -> None:
         """Both links of the host's relay are up, the data link by way of relay-only host ``via``."""
@@ -58,6 +63,12 @@ class Forming:
                     f"{ready.buffers_elements} against {other.ready.buffers_elements} in buffers; "
                     "build_model must not depend on the host"
                 )
+        if (ready.params_elements, ready.buffers_elements) != self._sizes:
+            return (
+                f"{self.world.where(rank)} built a model of {ready.params_elements} parameter and "
+                f"{ready.buffers_elements} buffer elements, not of {self._sizes[0]} and {self._sizes[1]} as its "
+                "host found when it looked at the job; build_model must build the same each time"
+            )
         if ready.params_elements + ready.buffers_elements == 0:
             return "the model has no floating-point tensor, so there is nothing to train"
         return None

@@ -65,7 +65,7 @@ class March:
         self.stopping = ""
         """who asked to stop, once somebody did"""
         self.out: list[Effect] = []
-        self.forming = Forming(world, now + config.forming_seconds)
+        self.forming = Forming(world, now + config.forming_seconds, layout)
         scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
         self.training = training_for(config, world, dataset_size, scheduler)
         self.cycle = Cycle(0, 0)
@@ -88,7 +88,7 @@ class March:
     def round_finished(self, event: RoundFinished, now: float) -> None:
         """The sum is complete: the samples behind it are accepted, and everybody adopts."""
         initial = event.round == INITIAL_ROUND
-        claim = self.cycle.overclaim(event) or (None if initial else self.training.overclaim(event.steps))
+        claim = self.cycle.overclaim(event) or (None if initial else self.training.overclaim(self.cycle.claims(event)))
         if claim is not None:
             rank, reason = claim
             self.round_broken(RoundBroken(event.round, event.attempt, reason, self.world.ranks[rank].host), now)

@@ -107,6 +107,7 @@ class CheckpointWriter:
             directory = root / f".{checkpoint}.{secrets.token_hex(4)}"
             directory.mkdir(mode=0o700)
             self._directory = directory
+            failpoints.hit("save.begun", **self._where)
 
     def keep(self, checkpoint: int, rank: int, data: bytes) -> None:
         """The next bytes of a rank's own state."""
@@ -119,6 +120,7 @@ class CheckpointWriter:
             state.file.write(data)
             state.digest.update(data)
             state.bytes += len(data)
+            failpoints.hit("save.kept", rank=rank, **self._where)
 
     def write(self, effect: WriteCheckpoint) -> CheckpointWritten:
         """Complete it and remove what is too old; a failure comes back in ``error``, naming the file or tensor, and
@@ -135,6 +137,7 @@ class CheckpointWriter:
             pruned = self._place.prune(effect.keep)
         except OSError as failure:  # too many is no reason to call the new one failed
             log.warning("an old checkpoint of run %d could not be removed: %s", self._place.run_id, failure)
+        failpoints.hit("save.pruned", **self._where)
         path = self._place.model(number).relative_to(self._place.data_dir)
         return CheckpointWritten(number, path.as_posix(), written.bytes, written.sha256, pruned=pruned)
 
@@ -146,27 +149,47 @@ class CheckpointWriter:
             shutil.rmtree(self._directory, ignore_errors=True)
         self._states, self._directory, self._committed = {}, None, Committed(None)
 
+    @property
+    def _where(self) -> dict[str, int]:
+        return {"run": self._place.run_id, "checkpoint": self._number}
+
     def _write(self, effect: WriteCheckpoint) -> Written:
         consensus, directory = self._committed.consensus, self._directory
         if consensus is None or directory is None:
             raise TensorFileError("no round has been committed, so there is nothing to save")
         layout = _layout(effect.manifest)
         files = self._close_states(effect.states, directory)
-        first = next((directory / state_file(rank) for rank in effect.states), None)
-        entries, missing = model_entries(layout, consensus, first)
+        entries, missing = self._entries(layout, consensus, [directory / state_file(rank) for rank in effect.states])
         written = files[MODEL] = tensor_file.write(directory / MODEL, entries)
         if any(spec.dtype not in WIDE for spec in layout if spec.section != "local"):
             files[ARENA] = _vector(directory / ARENA, CONSENSUS, consensus)
         if self._committed.outer_momentum is not None:
             files[OUTER] = _vector(directory / OUTER, MOMENTUM, self._committed.outer_momentum)
+        failpoints.hit("save.model", **self._where)
         listed = {name: {"bytes": each.bytes, "sha256": each.sha256} for name, each in sorted(files.items())}
         facts = {"files": listed, "missing_local_tensors": missing, "at": rfc3339(self._wall_clock())}
         _write_manifest(directory / MANIFEST, effect, self._facts | facts)
         sync_directory(directory)
+        failpoints.hit("save.manifest", **self._where)
         directory.rename(self._place.bundle(effect.checkpoint))
         self._directory = None
+        failpoints.hit("save.named", **self._where)
         sync_directory(self._place.root)
         return written
+
+    def _entries(self, layout: list[TensorSpec], consensus: Arena, states: list[Path]) -> tuple[list[Entry], list[str]]:
+        """The model's entries with the local tensors of the first rank whose state has them: one that hands over
+        nonsense spoils nobody's checkpoint. Raises ``TensorFileError`` for the first state when none will do."""
+        faults: list[TensorFileError] = []
+        for state in states:
+            try:
+                return model_entries(layout, consensus, state)
+            except TensorFileError as fault:
+                faults.append(fault)
+                log.warning("checkpoint %d of run %d passes over a state: %s", self._number, self._place.run_id, fault)
+        if faults:
+            raise faults[0]
+        return model_entries(layout, consensus, None)
 
     def _close_states(self, whole: tuple[int, ...], directory: Path) -> dict[str, Written]:
         """Sync the states that came whole, remove the others."""

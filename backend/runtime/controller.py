@@ -275,10 +275,11 @@ class Controller:
             raise _no_room(error) from error
 
     def _recover_checkpoints(self, run_id: int) -> None:
-        """After a crash: remove what is half-written, and list what is whole and was not announced any more."""
+        """After a crash: remove what is half-written, list what is whole and was not announced any more, and take from
+        the list what was removed for it."""
         place = CheckpointPlace(self.settings.data_dir, run_id)
         place.sweep()
-        for row in resuming.lost_rows(self.store.queries, place):
+        for row in (*resuming.lost_rows(self.store.queries, place), *resuming.gone_rows(self.store.queries, place)):
             self.store.write(run_id, "checkpoints", row, durable=True)
 
     def _checked(self, config: RunConfig, origin: Loaded | None, scaled: Container[str]) -> tuple[RunConfig, str]:

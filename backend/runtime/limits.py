@@ -12,6 +12,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+OTHER_DESCRIPTORS = 96
+"""open files that connections leave to the database, checkpoints, logs and memory shared with hosts"""
+FEWEST_CONNECTIONS = 16
 IPV6_SITE_BITS = 64
 """One site holds that many addresses, so it counts as one source."""
 
@@ -47,6 +50,11 @@ class Limits:
     inbox_events: int = 4096
     outbox_messages: int = 1024
     """waiting for one peer; one that lets more pile up has stopped reading"""
+
+    def within(self, descriptors: int) -> Limits:
+        """The same bounds for a process that may open so many files: connections must not take the last of them."""
+        most = max(FEWEST_CONNECTIONS, descriptors - OTHER_DESCRIPTORS)
+        return replace(self, connections=min(self.connections, most))
 
     def scaled(self, factor: float) -> Limits:
         """The same bounds with every wait stretched."""

@@ -137,6 +137,7 @@ class LiveRun:
             lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
             self.links.send_rank,
             self._checkpoint_written,
+            lambda rank: self.links.lose(rank, f"rank {rank} sends more of its state than it was granted"),
         )
 
     def _start_from(self, origin: Loaded | None) -> None:
@@ -165,6 +166,8 @@ class LiveRun:
         if self._outcome is not None:
             phase, reason = self._outcome
             core = core | {"phase": phase, "reason": reason}
+        trouble = self._services.store.trouble
+        core["not_durable"] = "" if trouble is None else str(trouble)
         return live_view(core, self.row, self.deaths, self.checkpoints, self._services.wall_clock())
 
     def outlook(self) -> Outlook | None:

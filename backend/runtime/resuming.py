@@ -135,6 +135,14 @@ def lost_rows(queries: Queries, place: CheckpointPlace) -> Iterator[Row]:
             log.error("checkpoint %d of run %d is of no use: %s", number, place.run_id, error)
 
 
+def gone_rows(queries: Queries, place: CheckpointPlace) -> Iterator[Row]:
+    """Rows of checkpoints that were removed for newer ones when the controller died, and still count as there."""
+    complete = place.complete()
+    for row in queries.checkpoints(place.run_id):
+        if not row["pruned"] and row["checkpoint"] not in complete:
+            yield {"checkpoint": row["checkpoint"], "pruned": True}
+
+
 def _run_of(queries: Queries, data_dir: Path, source: Source) -> Row:
     if source.run is not None:
         row = queries.get_run(source.run)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from backend.core.join_admission import MAX_NAME
 from backend.core.vocabulary import Event, LinkLost, RelayAttached, RelayLost
 from backend.runtime.health import HostBeats
 from backend.runtime.outbox import Outbox
@@ -19,6 +20,9 @@ from wire.beats import Beats
 from wire.codes import CloseCode
 from wire.messages import ChildLost, Message
 from wire.session import Channel
+
+MAX_BEATS = 1024
+"""names of hosts whose heartbeats are counted"""
 
 
 @dataclass(slots=True)
@@ -72,8 +76,11 @@ class RunLinks:
         self._joins[link] = outbox
 
     def beats_of(self, host: str, period: float) -> HostBeats:
-        """Where to count this host's heartbeats; a host that comes back is not late for its absence."""
-        beats = self.beats.setdefault(host, HostBeats(Beats(period)))
+        """Where to count this host's heartbeats; a host that comes back is not late for its absence. Whoever says hello
+        under ever new names is counted for nobody."""
+        name, beats = host.strip()[:MAX_NAME], HostBeats(Beats(period))
+        if name in self.beats or len(self.beats) < MAX_BEATS:
+            beats = self.beats.setdefault(name, beats)
         beats.here.paused()
         return beats
 
@@ -269,6 +276,13 @@ class RunLinks:
             # Nothing to write to: a taken step must not be left hanging on a peer that isn't there (M6).
             self._lose(host, self._relays.setdefault(host, Relay()), "its control link is not attached")
         return outbox
+
+    def lose(self, rank: int, reason: str) -> None:
+        """What this rank does must not go on: its host's relay is lost."""
+        host = self._owner.get(rank)
+        relay = None if host is None else self._relays.get(host)
+        if host is not None and relay is not None:
+            self._lose(host, relay, reason)
 
     def _lose(self, host: int, relay: Relay, reason: str) -> None:
         if relay.lost or self._over:

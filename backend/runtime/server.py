@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import socket
 from collections import Counter
@@ -34,6 +35,12 @@ UNKNOWN_SOURCE = "unknown"
 BULK = "marchline.bulk"
 """the ASGI extension of a websocket that takes framed bytes and gives ``BulkFrame``"""
 BULK_PATH = "/ws/data"
+REFUSALS = 16
+"""connections beyond the limit that are told so at one time; more are dropped unread"""
+MAX_HEAD_BYTES = 64 << 10
+"""of a request's head, beyond the read in which it begins; the parser itself would take any number"""
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +73,8 @@ class Census:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.refused_total = 0
+        self.refusing = 0
+        """refused connections that are still being told"""
         self._by_source: Counter[str] = Counter()
 
     @property
@@ -84,6 +93,25 @@ class Census:
         self._by_source[source] += 1
         return True
 
+    def refusal(self, source: str) -> bytes:
+        """What a connection that was not let in gets for its request: a problem, as HTTP."""
+        crowded = self._by_source[source] >= self.limits.connections_per_source
+        bound = self.limits.connections_per_source if crowded else self.limits.connections
+        whose = "from your address" if crowded else "in all"
+        cure = "close a few pages, let a host go, or start it with a higher limit of open files (ulimit -n)"
+        detail = f"The controller holds {bound} connections {whose}, and takes no more; {cure}."
+        body = {
+            "type": "about:blank",
+            "title": "Service Unavailable",
+            "status": 503,
+            "detail": detail,
+            "code": "connections_full",
+            "errors": [],
+        }
+        content = json.dumps(body).encode("ascii")
+        head = f"content-type: application/problem+json\r\ncontent-length: {len(content)}\r\nretry-after: 5\r\n"
+        return f"HTTP/1.1 503 Service Unavailable\r\n{head}connection: close\r\n\r\n".encode("ascii") + content
+
     def leave(self, source: str) -> None:
         """A counted connection is over."""
         self._by_source[source] -= 1
@@ -92,19 +120,29 @@ class Census:
 
 
 class GuardedHttp(HttpToolsProtocol):
-    """HTTP with a deadline for headers and body, counted by source. ``census`` is set by ``guarded``."""
+    """HTTP with a bound on headers, a deadline for them and the body, counted by source. ``census`` is set by
+    ``guarded``."""
 
     census: Census
+    _head: int | None = None
+    """bytes of a head that has begun and not ended, without those of the read in which it began; none between heads"""
+    _heads = 0
+    """that have begun"""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection, or drop it."""
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
-        self._source: str | None = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
-        if not self.census.enter(self._source):
+        self._refusal, self._told = b"", False
+        source = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
+        self._source: str | None = source
+        if not self.census.enter(source):
             self._source = None
-            transport.abort()
-            return
+            if self.census.refusing >= REFUSALS:
+                transport.abort()
+                return
+            self._refusal = self.census.refusal(source)
+            self.census.refusing += 1
         _bound_unacknowledged(transport, self.census.limits)
         self._arm(self.census.limits.request_head_seconds)
 
@@ -113,23 +151,51 @@ class GuardedHttp(HttpToolsProtocol):
         self._let_go()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and refuse a head that doesn't end."""
+        before = self._heads
+        super().data_received(data)
+        if self._head is None or self._heads != before:
+            return
+        self._head += len(data)
+        if self._head > MAX_HEAD_BYTES and not self.transport.is_closing():
+            log.info("%s sent a request whose head is over %d KiB", self._source, MAX_HEAD_BYTES >> 10)
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         """A request's first byte came."""
+        self._head = 0
+        self._heads += 1
         self._arm(self.census.limits.request_head_seconds)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head is whole; the body has a deadline of its own."""
+        self._head = None
+        if self._refusal:
+            self.transport.write(self._refusal)
+            self.transport.close()
+            return
         self._arm(self.census.limits.request_body_seconds)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        """Some of the body; of no use when the answer is given already."""
+        if not self._refusal:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
         """The request is whole."""
+        if self._refusal:
+            return
         self._disarm()
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         """The websocket's protocol takes over, and counts itself."""
+        if self._refusal:
+            return
         self._let_go()
         super().handle_websocket_upgrade()
 
@@ -151,6 +217,9 @@ class GuardedHttp(HttpToolsProtocol):
         source, self._source = self._source, None
         if source is not None:
             self.census.leave(source)
+        elif self._refusal and not self._told:
+            self._told = True
+            self.census.refusing -= 1
 
 
 class GuardedWebSocket(WebSocketsSansIOProtocol):
@@ -181,6 +250,8 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         """Take large frames out; the rest is the library's. Between two wakings, wait for the frame that has begun."""
         if self._splitter is None or not self.handshake_complete:
             super().data_received(data)
+            if self.conn.handshake_exc is not None and not self.handshake_complete:
+                self._refuse(b"".join(self.conn.data_to_send()))
             return
         for part in self._splitter.feed(data):
             if not isinstance(part, BulkFrame):
@@ -191,16 +262,49 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
                 self.send_receive_event_to_app()
         self._patient.wait_for(self._splitter.missing)
 
+    def handle_parser_exception(self) -> None:
+        """End a connection whose bytes break the protocol. Before the upgrade is answered there is no close frame to
+        say so in, and nothing that the application could still be told by."""
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+            return
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        self._refuse(_BAD_UPGRADE)
+
+    def send_receive_event_to_app(self) -> None:
+        """A message is whole. Text that is none is a stranger's doing, and no error of ours to be logged as one."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
+            self.frames = []
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
     async def send(self, message: Any) -> None:
         """Write what is framed as it is, under the same flow control; the rest is the library's."""
+        if self.transport.is_closing() and not self.handshake_complete:
+            self._give_up()
         framed = message.get("framed")
         if framed is None:
             await super().send(message)
+            # A refused upgrade is answered once its body is written; the library would log it as an error of ours.
+            self.handshake_complete |= message["type"] == "websocket.http.response.body" and self.close_sent
             return
         await self.writable.wait()
         if self.disconnected or self.conn.state is not State.OPEN:
             raise ClientDisconnected
         self.transport.write(framed)
+
+    def _refuse(self, answer: bytes) -> None:
+        """An upgrade that cannot be: the library prepares an answer, or none, and leaves the connection open."""
+        self._give_up()
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()
+
+    def _give_up(self) -> None:
+        """The peer went away, or broke the protocol, before its upgrade was answered: whatever is sent fails now."""
+        self.handshake_complete = self.disconnected = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the connection go."""
@@ -270,6 +374,14 @@ def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
         "log_config": None,
     }
     return uvicorn.Config(app, **(settings | options))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _bound_unacknowledged(transport: asyncio.Transport, limits: Limits) -> None:

@@ -130,7 +130,7 @@ class TensorFile:
             header = json.loads(text, object_pairs_hook=_unique)
             header.pop("__metadata__", None)
             entries = {name: _placed(spec, 8 + length, size) for name, spec in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TensorFileError(f"the header of {path} cannot be read: {error}") from error
         return cls(path, entries)
 

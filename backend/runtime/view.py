@@ -150,6 +150,7 @@ def _frame(run: Row) -> View:
         "resumed_from": _origin(run),
         "saving": False,
         "checkpoint_trouble": "",
+        "not_durable": "",
         "round_stages": {},
         "deaths": [],
         "checkpoints": [],

@@ -19,6 +19,8 @@ from sqlalchemy.exc import NoSuchModuleError, SQLAlchemyError
 
 from backend.store.errors import OpenError, as_open_error, fault_of
 
+MARKS = (1 << 31) - 1
+"""numbers of transactions; SQLite's file header holds 31 bits"""
 BUSY_MS = 5000
 WRITER_BUSY_MS = 1000
 """Short: the writer's own patience goes on from there, and notices a close in between."""
@@ -123,6 +125,18 @@ def _pragmas(role: Role) -> list[str]:
             return [*common, "journal_mode=WAL", "foreign_keys=OFF"]
 
 
+def last_mark(connection: Connection) -> int:
+    """The number of SQLite's last committed transaction, as its file header (``user_version``) has it."""
+    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+
+
+def put_mark(connection: Connection, last: int) -> int:
+    """Number the open transaction, which comes after number ``last``; a write of its own. Answers the number."""
+    mark = last % MARKS + 1
+    connection.exec_driver_sql(f"PRAGMA user_version = {mark}")
+    return mark
+
+
 def create_private(path: Path) -> None:
     """Make the file (0600) and its directory (0700) where they are missing. Raises OpenError."""
     try:
@@ -170,8 +184,12 @@ class FileLock:
                 where=str(database),
                 cure="Stop that controller, or give this one a data directory of its own",
             ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise open_error(error, str(self.path)) from error
 
     def release(self) -> None:
         """Let the next controller in."""

@@ -12,11 +12,16 @@ database_in_memory, migrations_missing, no_write_ahead_log, bad_url, driver_miss
 from __future__ import annotations
 
 import errno
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import exc
+
+FEW_BYTES = 64 << 10
+"""on a disk with less than this, a failed write is for want of space"""
 
 
 class StoreError(Exception):
@@ -52,18 +57,16 @@ class _Fault:
     patient: bool = False
     """passes by itself often enough to be waited for, within the writer's patience"""
     held: bool = True
-    """nothing was written for certain, so the rows may be tried again without doubling them"""
+    """the rows may be tried again without doubling them: nothing was written, or the next try finds out what was"""
 
 
 _FAULTS = {
     "database_locked": _Fault(
         "another program holds the database locked",
-        "Close the program that has it open (a sqlite3 shell, a backup); writing resumes by itself",
+        "Close the program that has it open (a sqlite3 shell, a backup)",
         patient=True,
     ),
-    "disk_full": _Fault(
-        "no space is left on its disk", "Free space on that disk; writing resumes by itself", patient=True
-    ),
+    "disk_full": _Fault("no space is left on its disk", "Free space on that disk", patient=True),
     "database_read_only": _Fault(
         "the database cannot be written",
         "Make the file and its directory writable for the controller's user, or name another data directory",
@@ -77,11 +80,7 @@ _FAULTS = {
         "Check that the server runs and that the URL is right",
         patient=True,
     ),
-    "database_io_error": _Fault(
-        "the disk failed to read or write",
-        "Check the disk (kernel log, quota); the rows of that moment are lost",
-        held=False,
-    ),
+    "database_io_error": _Fault("the disk failed to read or write", "Check the disk (kernel log, quota)", patient=True),
     "database_corrupt": _Fault(
         "the file is damaged or is no SQLite database",
         "Move it away and restore a backup, or start with an empty data directory",
@@ -120,7 +119,8 @@ _OS_CODES = {
 def fault(code: str, where: str, detail: str = "") -> StoreError:
     """The error of a fault in the table above; ``detail`` is the driver's own word on it."""
     entry = _FAULTS[code]
-    return StoreError(code, f"{entry.text} ({detail})" if detail else entry.text, where=where, cure=entry.cure)
+    cure = f"{entry.cure}; writing resumes by itself" if entry.held else entry.cure
+    return StoreError(code, f"{entry.text} ({detail})" if detail else entry.text, where=where, cure=cure)
 
 
 def fault_of(error: BaseException, where: str) -> StoreError | None:
@@ -129,6 +129,8 @@ def fault_of(error: BaseException, where: str) -> StoreError | None:
         if isinstance(cause, sqlite3.Error):
             # the low byte is the primary code, the rest tells variants such as SQLITE_BUSY_SNAPSHOT apart
             code = _SQLITE_CODES.get(getattr(cause, "sqlite_errorcode", 0) & 0xFF)
+            if code == "database_io_error" and _has_no_space(where):
+                code = "disk_full"  # SQLite says so for its main file only, not for the one that it maps
             if code is not None:
                 return fault(code, where, str(cause))
         elif isinstance(cause, OSError):
@@ -149,8 +151,16 @@ def is_patient(error: StoreError) -> bool:
 
 
 def as_open_error(error: StoreError) -> OpenError:
-    """The same refusal, as one of start."""
-    return OpenError(error.code, error.text, where=error.where, cure=error.cure)
+    """The same refusal, as one of start: there is nobody who would try again by himself."""
+    cure = _FAULTS[error.code].cure if error.code in _FAULTS else error.cure
+    return OpenError(error.code, error.text, where=error.where, cure=cure)
+
+
+def _has_no_space(where: str) -> bool:
+    try:
+        return shutil.disk_usage(Path(where).parent).free < FEW_BYTES
+    except OSError:
+        return False
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, inspect
 
-from backend.store.engine import Role, is_sqlite, make_engine, open_error, where_of
+from backend.store.engine import Role, is_sqlite, last_mark, make_engine, open_error, put_mark, where_of
 from backend.store.errors import OpenError, fault
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
@@ -30,6 +30,8 @@ def prepare(url: URL, *, migrate: bool) -> None:
     """
     where = where_of(url)
     try:
+        with _alembic:
+            _peek(url, where)
         # the engine pools nothing, so it needs no end of its own
         with _alembic, make_engine(url, Role.MIGRATION).begin() as connection:
             if is_sqlite(url):
@@ -37,6 +39,9 @@ def prepare(url: URL, *, migrate: bool) -> None:
             _check_revision(connection, where, migrate=migrate)
             if migrate:
                 command.upgrade(alembic_config(connection), "head")
+            if is_sqlite(url):
+                # One write at least: what can be read and not written is refused now, not when the first run is made.
+                put_mark(connection, last_mark(connection))
     except OpenError:
         raise
     except Exception as error:
@@ -57,6 +62,16 @@ def alembic_config(connection: Connection | None = None) -> Config:
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
+
+
+def _peek(url: URL, where: str) -> None:
+    """Look before anything is touched: to open it for writing turns a file of another program's to our journal mode."""
+    engine = make_engine(url, Role.READER)
+    try:
+        with engine.connect() as connection:
+            _check_revision(connection, where, migrate=True)
+    finally:
+        engine.dispose()
 
 
 def _check_sound(connection: Connection, where: str) -> None:

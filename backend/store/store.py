@@ -29,7 +29,7 @@ from backend.store.engine import (
 )
 from backend.store.errors import LocalError, StoreError
 from backend.store.queries import Queries
-from backend.store.tables import events, runs, tokens
+from backend.store.tables import epochs, events, ranks, rounds, runs, tokens
 from backend.store.writer import OnTrouble, Writer, WriterOptions
 
 WallClock = Callable[[], float]
@@ -78,7 +78,7 @@ class Store:
 
         ``on_trouble`` is called from the writer's thread when writing stops being durable (with the error)
         and when it is again (with None). Raises OpenError: database_in_use, database_corrupt, schema_newer,
-        schema_outdated, database_foreign, database_read_only, ... (errors.py); the database is then as it
+        schema_outdated, database_foreign, database_read_only, disk_full, ... (errors.py); what it holds is then as it
         was.
         """
         parsed = parse_url(url)
@@ -130,7 +130,7 @@ class Store:
         """At start, before any run is served: mark what a dead controller left running. Returns those ids.
 
         Each becomes ``interrupted`` with the reason "controller stopped" and gets one event that says in
-        which phase it was.
+        which phase it was. How far it came is what its rounds say, for its own row is written at an epoch's end.
         """
         at = self._now()
         return list(self._commit(lambda connection: _interrupt(connection, at)))
@@ -222,6 +222,7 @@ def _interrupt(connection: Connection, at: str) -> list[int]:
             "phase": "interrupted",
             "reason": "controller stopped",
             "ended_at": func.coalesce(runs.c.ended_at, at),
+            **_progress(connection, run_id),
         }
         connection.execute(update(runs).where(runs.c.id == run_id).values(change))
         text = f"The controller stopped while this run was {phase}"
@@ -235,6 +236,30 @@ def _interrupt(connection: Connection, at: str) -> list[int]:
         }
         rows.insert_row(connection, events, event)
     return [run_id for run_id, _ in left]
+
+
+def _progress(connection: Connection, run_id: int) -> dict[str, Any]:
+    """How far a run came, by its last recorded round; nothing when it closed none."""
+    last = connection.execute(
+        select(rounds.c.round, rounds.c.global_step, rounds.c.loss)
+        .where(rounds.c.run_id == run_id)
+        .order_by(rounds.c.round.desc())
+        .limit(1)
+    ).one_or_none()
+    if last is None:
+        return {}
+    closed = select(func.max(epochs.c.epoch)).where(epochs.c.run_id == run_id, epochs.c.samples_accepted.is_not(None))
+    newest = connection.execute(closed).scalar_one()
+    resumed = connection.execute(select(runs.c.resumed_epochs).where(runs.c.id == run_id)).scalar_one()
+    world = connection.execute(select(func.count()).where(ranks.c.run_id == run_id)).scalar_one()
+    done = (resumed or 0) if newest is None else newest + 1
+    return {
+        "epochs_done": done,
+        "rounds_done": last[0] + 1,
+        "global_step": last[1],
+        "loss": last[2],
+        "world_size": world,
+    }
 
 
 def _use_token(connection: Connection, hash: str, at: str) -> str | None:

@@ -5,12 +5,16 @@ given.
 ``group_rows``); others wait at most ``batch_seconds``. Each task runs in a savepoint, so a failing one fails
 its own future and not its neighbours. Futures resolve after the commit, in order.
 
-**Trouble** (locked, full, read-only, gone): the transaction is rolled back and tried again until
+**Trouble** (locked, full, read-only, I/O, gone): the transaction is rolled back and tried again until
 ``patience_seconds`` after the trouble began. From then on every durable future that waits, or comes, fails
-after one try, so that nobody is held up by a broken disk; its row, and all others, stay in memory
-(``error.kept``) and are tried again every ``batch_seconds`` until the trouble ends. Tasks that are not to be
-kept (a command whose caller is told that it failed) are dropped instead. After an error that may have
-half-happened (I/O, corruption, a connection lost in a commit) nothing is tried twice.
+at once, so that nobody is held up by a broken disk; its row, and all others, stay in memory (``error.kept``)
+and are tried again every ``batch_seconds`` until the trouble ends. Tasks that are not to be kept (a command
+whose caller is told that it failed) are tried once and dropped. Corruption is not tried again.
+
+**Doubt.** A commit that reports an error may have happened all the same (reliability F92). Every transaction
+puts a number into SQLite's file header (``user_version``); after such an error the next transaction reads it
+before it writes, so that nothing is written twice and nothing that was written counts as lost. A server has
+no such number: there a connection that breaks in a commit leaves its rows as ``outcome_unknown``.
 
 **Bounds.** At most ``capacity`` rows wait in memory, and a tenth more if durable; beyond that the newest is
 refused (backlog_full). ``close`` flushes within ``close_seconds``.
@@ -30,6 +34,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
+from backend.store.engine import last_mark, put_mark
 from backend.store.errors import LocalError, StoreError, fault, fault_of, is_held, is_patient
 from wire import failpoints
 
@@ -42,24 +47,27 @@ OnTrouble = Callable[[StoreError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """Times in seconds. ``patience_seconds`` stays well under a heartbeat timeout, since a run waits for its
-    durable rows."""
+    """Times in seconds. ``patience_seconds`` is how long a run's training may wait for its durable rows, once for each
+    trouble: a lock held for a moment is waited out, and no disk holds a run up."""
 
     batch_seconds: float = 0.5
-    patience_seconds: float = 10.0
+    patience_seconds: float = 4.0
     retry_seconds: float = 0.1
     close_seconds: float = 10.0
     capacity: int = 20_000
     group_rows: int = 1000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Task:
     perform: Perform
     future: Future[Any]
     durable: bool
     keep: bool
     queued_at: float
+    written: bool = False
+    """a commit that reported an error did write it: only its waiter does not know yet"""
+    outcome: Any = None
 
     def settle(self, outcome: Any) -> None:
         """Resolve the future, unless trouble did so before: then the row was kept and its waiter is gone."""
@@ -77,11 +85,23 @@ class _Trouble:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A transaction whose commit reported an error: by ``mark`` the next one finds out whether it happened."""
+
+    mark: int
+    outcomes: list[tuple[_Task, Any]]
+
+    def __contains__(self, task: object) -> bool:
+        return any(task is each for each, _ in self.outcomes)
+
+
 class Writer:
     """The thread that writes. ``submit`` never blocks on the database; errors arrive through the futures."""
 
     def __init__(self, engine: Engine, where: str, options: WriterOptions, on_trouble: OnTrouble | None = None) -> None:
         self._engine = engine
+        self._marks = engine.dialect.name == "sqlite"
         self._where = where
         self._options = options
         self._on_trouble = on_trouble
@@ -91,6 +111,8 @@ class Writer:
         self._urgent = 0  # durable tasks in the queue that somebody waits for
         self._busy = 0  # tasks taken from the queue and not settled
         self._trouble: _Trouble | None = None
+        self._spent: StoreError | None = None  # patience is used up: until the trouble ends nobody waits
+        self._doubt: _Doubt | None = None
         self._retry_at = 0.0
         self._closing = threading.Event()
         self._close_by = 0.0
@@ -119,6 +141,8 @@ class Writer:
         with self._wake:
             refusal = self._refusal(durable)
             if refusal is None:
+                if durable and keep and self._spent is not None:
+                    durable, refusal = False, self._spent.copy(kept=True)
                 self._queue.append(_Task(perform, future, durable, keep, time.monotonic()))
                 self._urgent += durable
                 self._wake.notify()
@@ -206,21 +230,38 @@ class Writer:
 
     def _attempt(self, group: list[_Task]) -> list[Any] | StoreError:
         """One transaction: each task's result or LocalError, once that is committed; or why it is not."""
-        committing = False
+        committing, mark, outcomes = False, 0, list[Any]()
         try:
             if self._connection is None:
                 self._connection = self._engine.connect()
             with self._connection.begin() as transaction:
+                mark = self._mark(self._connection)
                 outcomes = [self._perform(self._connection, task) for task in group]
                 committing = True
-                failpoints.hit("store.commit")
+                failpoints.hit("store.commit.before")
                 transaction.commit()
+                failpoints.hit("store.commit.after")
         except Exception as error:
             self._disconnect()  # whatever state it was left in, the next try starts clean
+            if committing and mark:
+                self._doubt = _Doubt(mark, list(zip(group, outcomes, strict=True)))
             return self._explain(error, committing)
         return outcomes
 
+    def _mark(self, connection: Connection) -> int:
+        """Give this transaction its number, once it is known whether the one in doubt was committed. 0: no numbers."""
+        if not self._marks:
+            return 0
+        last = last_mark(connection)
+        doubt, self._doubt = self._doubt, None
+        if doubt is not None and last == doubt.mark:
+            for task, outcome in doubt.outcomes:
+                task.written, task.outcome = True, outcome
+        return put_mark(connection, last)
+
     def _perform(self, connection: Connection, task: _Task) -> Any:
+        if task.written:
+            return task.outcome
         savepoint = connection.begin_nested()
         try:
             result = task.perform(connection)
@@ -244,6 +285,9 @@ class Writer:
 
     def _explain(self, error: Exception, committing: bool) -> StoreError:
         known = fault_of(error, self._where)
+        if known is None and committing and self._marks:
+            # Whatever it was, the next try finds out whether it was written.
+            return fault("database_io_error", self._where, f"{type(error).__name__}: {error}")
         if known is None:
             log.error("the store could not write", exc_info=error)
             known = StoreError("write_failed", f"{type(error).__name__}: {error}", where=self._where)
@@ -265,7 +309,7 @@ class Writer:
     def _note(self, error: StoreError | None) -> None:
         before = self._trouble
         if error is None:
-            self._trouble = None
+            self._trouble = self._spent = None
         else:
             self._trouble = _Trouble(error, before.since if before else time.monotonic())
         if (before and before.error.code) == (error and error.code):
@@ -301,13 +345,20 @@ class Writer:
             self._queue = deque(() if closing else (task for task in waiting if task.keep))
             self._urgent = self._busy = 0
             self._retry_at = time.monotonic() + self._options.batch_seconds
+            self._spent = error
         if closing:
             self._fail(waiting, error)
             return
         for task in waiting:
             if task.durable:
-                task.settle(error.copy(kept=task.keep))
+                task.settle(self._failure(task, error))
                 task.durable = False
+
+    def _failure(self, task: _Task, error: StoreError) -> StoreError:
+        """What a waiter is told: one whose row is dropped while a commit is in doubt may find it written."""
+        if not task.keep and self._doubt is not None and task in self._doubt:
+            return fault("outcome_unknown", self._where)
+        return error.copy(kept=task.keep)
 
     def _fail(self, tasks: list[_Task], error: StoreError) -> None:
         lost = sum(task.keep for task in tasks)

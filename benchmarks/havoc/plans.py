@@ -78,8 +78,8 @@ _ALL = (
     Kind("cable flapping", "host", 1.0, "may", needs="cabled", seconds=(4.0, 6.0), quiet=True),
     Kind("disk full", "disk", 1.0, needs="tmpfs", seconds=(0.5, 2.0)),
     Kind("disk full at a save", "disk", 0.7, armed=("checkpoint.sync",)),
-    Kind("database's disk full", "disk", 0.7, armed=("store.commit",)),
-    Kind("disk slow", "disk", 1.0, armed=("store.commit", "checkpoint.sync")),
+    Kind("database's disk full", "disk", 0.7, armed=("store.commit.before",)),
+    Kind("disk slow", "disk", 1.0, armed=("store.commit.before", "checkpoint.sync")),
     Kind("controller killed", "controller", 0.0),
     Kind("controller killed in a round", "controller", 0.0, armed=SITES_OF_CONTROLLERS),
     Kind("controller stopped", "controller", 0.0, "may", seconds=(0.0, 2.0), timeouts=2),
@@ -297,9 +297,10 @@ class _Life:
                 return act("checkpoint.sync", rng.randint(2, 12), "full")
             case "database's disk full":
                 first = rng.randint(15, 40)
-                return ";".join(act("store.commit", first + more, "full") for more in range(rng.randint(2, 8)))
+                return ";".join(act("store.commit.before", first + more, "full") for more in range(rng.randint(2, 8)))
             case "disk slow":
-                site, hit = rng.choice((("store.commit", rng.randint(15, 40)), ("checkpoint.sync", rng.randint(2, 9))))
+                site, first, last = rng.choice((("store.commit.before", 15, 40), ("checkpoint.sync", 2, 9)))
+                hit = rng.randint(first, last)
                 return ";".join(act(site, hit + more, f"delay:{rng.randint(300, 1200)}") for more in range(2))
             case "relay stopped in a fold":
                 return act(kind.armed[0], rng.randint(3, 10), "stop")

@@ -12,7 +12,7 @@ import { Staging } from "./staging.js";
 import { isEnded } from "./store.js";
 import { Training } from "./training.js";
 import { say, toast } from "./toasts.js";
-import { Emulated, Notice, Phase, Time } from "./ui.js";
+import { Emulated, NotDurable, Notice, Phase, Time } from "./ui.js";
 
 export function RunPage({ id }) {
   const live = useMemo(() => new LiveRun(id), [id]);
@@ -27,6 +27,7 @@ export function RunPage({ id }) {
     <${Announcer} live=${live} phase=${phase} />
     <${Veil} live=${live}>
       <${Track} phase=${phase} />
+      <${NotDurable} text=${live.of("not_durable").value} />
       <${Trouble} live=${live} />
       ${isEnded(phase) && html`<${Outcome} live=${live} phase=${phase} />`}
       <${Body} live=${live} phase=${phase} />

@@ -7,7 +7,7 @@ import { html, useEffect, useMemo, useState } from "./html.js";
 import { LiveOverview } from "./live.js";
 import { isEnded } from "./store.js";
 import { Table, column } from "./table.js";
-import { Choice, Emulated, Meter, Notice, Panel, Phase, Time } from "./ui.js";
+import { Choice, Emulated, Meter, NotDurable, Notice, Panel, Phase, Time } from "./ui.js";
 
 const FILTER_FROM = 5;
 
@@ -27,6 +27,7 @@ export function RunsPage() {
       <a class="button button-primary" href="#/runs/new">New run</a>
     </div>
     <${Veil} live=${live}>
+      <${NotDurable} text=${live.of("controller").value?.not_durable} />
       ${problem && html`<${Notice} tone="bad" title="The runs could not be loaded" live=${true}>${problem.message}<//>`}
       ${!loaded && !problem && html`<${Skeleton} />`} ${loaded && !runs.length && html`<${FirstSteps} />`}
       ${loaded && html`<${Now} runs=${runs.filter((run) => !isEnded(run.phase))} />`}

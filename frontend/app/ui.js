@@ -75,6 +75,16 @@ export function Notice({ tone = "info", title, children, live = false, action })
   `;
 }
 
+/** The database takes nothing. What is wrong, and the cure, are the controller's words. */
+export function NotDurable({ text }) {
+  if (!text) return null;
+  return html`
+    <${Notice} tone="bad" title="Nothing is recorded right now" live=${true}>
+      ${text}. Training goes on; what happens meanwhile is kept in the controller's memory, and is lost if it ends.
+    <//>
+  `;
+}
+
 /** What a panel shows when it has nothing yet. */
 export const Empty = ({ children, className = "" }) => html`<p class=${`empty ${className}`}>${children}</p>`;
 

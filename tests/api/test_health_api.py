@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
-from api_harness import Api, problem_of
+import pytest
+from api_harness import BASE, Api, problem_of
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
 
+from backend.api.app import create_app
+from backend.runtime.controller import Controller
+from backend.runtime.settings import Settings
+from backend.store import Store, WriterOptions, engine, sqlite_url
 from wire.messages import WIRE_VERSION
 
 
@@ -28,6 +37,35 @@ def test_without_its_database_it_lives_and_is_not_ready(api: Api) -> None:
     answer = api.call("GET", "/api/v1/runs")
     assert answer.status_code == 503
     assert problem_of(answer)["code"] == "store_closed"
+
+
+def test_a_locked_database_is_told_to_whoever_asks(
+    settings: Settings, frontend_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "WRITER_BUSY_MS", 20)
+    path = settings.data_dir / "marchline.sqlite3"
+    store = Store.open(sqlite_url(path), options=WriterOptions(patience_seconds=0.1, retry_seconds=0.01))
+    controller = Controller(settings, store)
+    with TestClient(create_app(controller, frontend_dir), base_url=BASE, raise_server_exceptions=False) as client:
+        api = Api(client, controller)
+        run = api.make_run()["id"]
+        with closing(sqlite3.connect(path, isolation_level=None)) as shell:
+            shell.execute("begin immediate")
+            answer = api.call("POST", "/api/v1/runs", json={"job": "digits.py:Digits"})
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"] == "5"
+            problem = problem_of(answer)
+            assert problem["code"] == "database_locked"
+            assert "Close the program that has it open (a sqlite3 shell, a backup)" in problem["detail"]
+            ready = api.anybody("GET", "/readyz?verbose")
+            assert ready.status_code == 503
+            assert "[-]writer another program holds the database locked" in ready.text
+            assert "[+]database ok" in ready.text, "it can be read"
+            assert "a sqlite3 shell" in api.call("GET", f"/api/v1/runs/{run}").json()["not_durable"]
+            shell.execute("rollback")
+        assert api.make_run()["not_durable"] == ""
+        assert api.anybody("GET", "/readyz").status_code == 200
+        assert [item["id"] for item in api.call("GET", "/api/v1/runs").json()["items"]] == [run + 1, run]
 
 
 def test_it_says_what_it_is(api: Api) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ THOROUGH = pytest.mark.skipif(
     not os.environ.get("MARCHLINE_TEST_THOROUGH"),
     reason="more of what is tested without it, up to models of 560 MB: minutes, and 6 GB; MARCHLINE_TEST_THOROUGH=1",
 )
+ADDRESS = re.compile(r"http://(?:\[[\da-f:]+\]|[\d.]+):\d+")
 PATIENCE = 180.0
 """seconds after which a test gives up on something that should have happened"""
 
@@ -202,10 +203,17 @@ class Stage:
 
 
 @contextmanager
-def stage(tmp: Path, *options: str, job_dir: Path = JOBS, env: dict[str, str] | None = None) -> Iterator[Stage]:
-    """A controller on a free port with its data under ``tmp``."""
+def stage(
+    tmp: Path,
+    *options: str,
+    job_dir: Path = JOBS,
+    env: dict[str, str] | None = None,
+    inside: Sequence[str] = (),
+) -> Iterator[Stage]:
+    """A controller on a free port with its data under ``tmp``; ``inside`` becomes the program."""
     log, data_dir = tmp / "controller.log", tmp / "var"
     command = [
+        *inside,
         sys.executable,
         "-m",
         "backend",
@@ -225,7 +233,7 @@ def stage(tmp: Path, *options: str, job_dir: Path = JOBS, env: dict[str, str] | 
 
     def address() -> str | None:
         assert process.poll() is None, log.read_text()
-        found = re.search(r"#ticket", text := log.read_text()) and re.search(r"http://[\d.]+:\d+", text)
+        found = re.search(r"#ticket", text := log.read_text()) and ADDRESS.search(text)
         return found.group(0) if found else None
 
     try:

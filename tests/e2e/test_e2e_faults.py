@@ -10,7 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
-from stage import JOBS, Stage, Worker, wait_for
+from odometers import armed, injected
+from stage import JOBS, THOROUGH, Stage, Worker, wait_for
+
+from wire.failpoints import injections
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SLOW_ODOMETER: dict[str, Any] = {
@@ -130,6 +133,30 @@ def test_a_frozen_host_is_lost_at_its_timeout(marchline: Stage) -> None:
             os.kill(pid, signal.SIGCONT)
     assert agent.wait(40) != 0, "the zombie leaves"
     marchline.post(f"runs/{run}/abort")
+
+
+@THOROUGH
+def test_a_relay_that_is_stopped_in_a_fold_is_named_and_the_run_is_saved(marchline: Stage, tmp_path: Path) -> None:
+    """Its agent answers for the host, so that nobody is silent: the round's own ceiling ends the wait (F11)."""
+    journal = tmp_path / "injections"
+    waits = {"heartbeat_seconds": 0.25, "heartbeat_timeout_seconds": 1.5, "stall_seconds": 15}
+    run = marchline.create(**(SLOW_ODOMETER | {"initial_anchor": 5} | waits))
+    marchline.worker("left", "cpu:1", "--stream-data")
+    right = marchline.worker("right", "cpu:1", "--stream-data", env=armed("relay.chunk.up?round=2=stop", journal))
+    marchline.started(run, 2)
+    wait_for(lambda: injections(journal), "the relay to stop itself")
+    relay = right.child("worker.relay")
+    assert relay.pid == injections(journal)[0]["pid"]
+    assert relay.status() == psutil.STATUS_STOPPED
+    processes = right.children()
+    view = marchline.ended(run)
+    assert view["phase"] == "failed", marchline.story(run)
+    assert "ReduceStall" in view["reason"]
+    assert "right" in view["reason"]
+    assert injected(journal, "stop") == ["relay.chunk.up"]
+    (saved,) = [row for row in marchline.items(run, "checkpoints") if row["round"] == view["round"] - 1]
+    assert (marchline.data_dir / saved["path"]).is_file()
+    assert_gone(right, processes)
 
 
 def test_two_runs_in_a_row_with_hosts_that_persist(marchline: Stage) -> None:

@@ -96,6 +96,8 @@ class Fixture:
         self.posted: list[tuple[str, Any]] = []
         """state changes that were asked for, and their bodies"""
         self.sockets: set[WebSocket] = set()
+        self.not_durable = ""
+        """what the controller says of its database"""
         self.lose_frames = 0
         """so many frames of the next stream are lost on the way"""
         self.subscriptions = 0
@@ -301,12 +303,13 @@ class Fixture:
 
     async def overview(self) -> AsyncIterator[dict[str, Any]]:
         runs = [summary(make()) for make in self.runs.values()]
-        yield {"type": "snapshot", "seq": 1, "view": {"runs": runs, "controller": {}}, "rounds": [], "events": []}
+        view = {"runs": runs, "controller": {"not_durable": self.not_durable or None}}
+        yield {"type": "snapshot", "seq": 1, "view": view, "rounds": [], "events": []}
         async for frame in pings(1):
             yield frame
 
     async def frames(self, run_id: int) -> AsyncIterator[dict[str, Any]]:
-        view = self.runs[run_id]()
+        view = self.runs[run_id]() | {"not_durable": self.not_durable}
         yield {
             "type": "snapshot",
             "seq": 1,
@@ -342,7 +345,7 @@ async def march(run_id: int, view: dict[str, Any]) -> AsyncIterator[dict[str, An
                 run_id, view["name"], rounds, ranks=ranks, progress=(step + 1) % ROUND_FRAMES / ROUND_FRAMES
             )
             patch = {key: value for key, value in following.items() if value != view[key]}
-            view = following
+            view |= following
             yield {"type": "delta", "seq": seq, "patch": patch, "rounds": rows, "events": []}
 
 

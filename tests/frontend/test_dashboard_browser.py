@@ -389,6 +389,18 @@ def test_silence_is_called_stale_and_dims_the_page(browser: Browser, origin: str
         watched.check()
 
 
+@pytest.mark.parametrize("face", ["runs", "training"])
+def test_a_database_in_trouble_is_a_banner_with_the_cure(
+    browser: Browser, fixture: Fixture, origin: str, face: str
+) -> None:
+    fixture.not_durable = "/var/m.sqlite3: no space is left on its disk. Free space on that disk"
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES[face])
+        banner = page.get_by_role("alert").filter(has_text="Nothing is recorded right now")
+        expect(banner).to_contain_text("no space is left on its disk. Free space on that disk. Training goes on")
+        watched.check()
+
+
 def test_names_are_text_and_nothing_else(browser: Browser, origin: str) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in(FACES["hostile"])

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 from bundles import JOB, manifest, noon, save, spec
+from small_disks import small_disk
 from test_runtime_checkpoint import effect, write
 
 from backend.core.config import RunConfig
@@ -31,6 +31,9 @@ from backend.runtime.errors import CommandRefused
 from backend.store import Store, sqlite_url
 
 ROOT = Path(__file__).parent.parent.parent
+THOROUGH = pytest.mark.skipif(
+    not os.environ.get("MARCHLINE_TEST_THOROUGH"), reason="more kills of the same kind; MARCHLINE_TEST_THOROUGH=1"
+)
 
 
 @pytest.fixture
@@ -263,13 +266,14 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_twenty_kills_while_it_saves_and_twenty_that_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=THOROUGH)])
+def test_so_many_kills_while_it_saves_and_as_many_that_load(tmp_path: Path, kills: int) -> None:
     """kill -9 at seeded random moments: the newest complete one loads each time, whole and of one step."""
     dice, place, torn, last = random.Random(7), CheckpointPlace(tmp_path, 3), 0, 0
     (tmp_path / "state").write_bytes(safetensors.torch.save({"rng.torch": torch.zeros(100_000)}))
     said = json.dumps(manifest(spec(shape=[20_000])))
     save(place, 1, [1.0] * 20_000)
-    for kill in range(20):
+    for kill in range(kills):
         command = [sys.executable, "-c", WRITER, str(tmp_path), str(place.complete()[-1] + 1), said]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as child:
@@ -294,23 +298,14 @@ def test_twenty_kills_while_it_saves_and_twenty_that_load(tmp_path: Path) -> Non
     assert torn > 0, "no kill met a save: the test proves nothing"
 
 
-def mounted(path: Path, *options: str) -> bool:
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(path)], capture_output=True)
-    return done.returncode == 0
-
-
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "disk"
-    path.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None or not mounted(path, "size=1m"):
-        pytest.skip("needs root, to mount a small file system")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk") as mounted:
+        yield mounted
 
 
-def test_a_full_disk_leaves_the_older_one_and_lets_the_next_one_succeed(small_disk: Path) -> None:
-    place = CheckpointPlace(small_disk, 1)
+def test_a_full_disk_leaves_the_older_one_and_lets_the_next_one_succeed(disk: Path) -> None:
+    place = CheckpointPlace(disk, 1)
     save(place, 1, [1.0] * 50_000)
     writer = CheckpointWriter(place, noon)
     writer.open(2, Committed(np.zeros(300_000, np.float32)))
@@ -324,23 +319,23 @@ def test_a_full_disk_leaves_the_older_one_and_lets_the_next_one_succeed(small_di
     assert place.complete() == [3]
 
 
-def test_room_is_looked_for_before_anything_is_begun(small_disk: Path, tmp_path: Path) -> None:
+def test_room_is_looked_for_before_anything_is_begun(disk: Path, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="MiB are free, a checkpoint needs 16 MiB"):
-        check_room(small_disk / "runs")
+        check_room(disk / "runs")
     check_room(tmp_path / "runs")
     with pytest.raises(OSError, match="a checkpoint needs"):
         check_room(tmp_path / "runs", 1 << 60)
 
 
-def test_a_read_only_disk_is_refused_and_a_running_save_survives_it(small_disk: Path) -> None:
-    place = CheckpointPlace(small_disk, 1)
+def test_a_read_only_disk_is_refused_and_a_running_save_survives_it(disk: Path) -> None:
+    place = CheckpointPlace(disk, 1)
     save(place, 1, [1.0])
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     try:
         with pytest.raises(OSError, match="Read-only"):
-            check_room(small_disk / "runs")
+            check_room(disk / "runs")
         written = write(place, effect(spec(), b"", number=2), np.zeros(2, np.float32))
         assert "Read-only file system" in written.error
         assert loaded(place, 1).consensus.tolist() == [1.0]
     finally:
-        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)

@@ -22,13 +22,15 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from backend.main import EXIT_SETTINGS, build, serve
 from backend.runtime.errors import SettingsError
-from backend.runtime.limits import Limits
-from backend.runtime.server import Census, Server, bind, guarded
+from backend.runtime.limits import FEWEST_CONNECTIONS, OTHER_DESCRIPTORS, Limits
+from backend.runtime.server import REFUSALS, Census, Server, bind, guarded
 from backend.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +48,8 @@ async def _echo(socket: WebSocket) -> None:
 
 
 @asynccontextmanager
-async def serving(limits: Limits) -> AsyncIterator[tuple[int, Census]]:
-    app = Starlette(routes=[Route("/", _hello, methods=["GET", "POST"]), WebSocketRoute("/ws", _echo)])
+async def serving(limits: Limits, app: ASGIApp | None = None) -> AsyncIterator[tuple[int, Census]]:
+    app = app or Starlette(routes=[Route("/", _hello, methods=["GET", "POST"]), WebSocketRoute("/ws", _echo)])
     listener = bind("127.0.0.1", 0)
     ready = asyncio.Event()
 
@@ -141,9 +143,12 @@ async def test_a_source_has_only_so_many_connections() -> None:
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         await eventually(lambda: census.open == 3, "three connections")
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await until_closed(reader) == b""
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
+        told = await until_closed(reader)
+        assert told.startswith(b"HTTP/1.1 503 ")
+        assert b"The controller holds 3 connections from your address, and takes no more" in told
         await hang_up(writer)
-        assert (census.open, census.refused_total) == (3, 1)
+        assert (census.open, census.refused_total, census.refusing) == (3, 1, 0)
         await hang_up(kept.pop()[1])
         await eventually(lambda: census.open == 2, "one to be let go")
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -151,6 +156,32 @@ async def test_a_source_has_only_so_many_connections() -> None:
         assert (await until_closed(reader)).endswith(b"hello")
         for other in (writer, *(writer for _, writer in kept)):
             await hang_up(other)
+
+
+async def test_who_is_refused_and_says_nothing_is_cut_off_and_there_are_only_so_many_of_them() -> None:
+    async with serving(Limits(connections=1, request_head_seconds=0.1)) as (port, census):
+        url = f"ws://127.0.0.1:{port}/ws"
+        async with connect(url, compression=None):
+            crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(REFUSALS + 3)]
+            await eventually(lambda: census.refused_total == len(crowd), "all to be refused")
+            assert [await until_closed(reader) for reader, _ in crowd] == [b""] * len(crowd)
+            for _, writer in crowd:
+                await hang_up(writer)
+            await eventually(lambda: census.refusing == 0, "the last of them to be forgotten")
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(url, compression=None)
+            assert json.loads(refused.value.response.body or b"")["code"] == "connections_full"
+        await eventually(lambda: census.open == 0, "room")
+        async with connect(url, compression=None) as client:
+            await client.send("back")
+            assert await client.recv() == "back"
+
+
+def test_connections_leave_open_files_to_the_rest() -> None:
+    limits = Limits()
+    assert limits.within(1 << 16).connections == limits.connections
+    assert limits.within(1024).connections == 1024 - OTHER_DESCRIPTORS
+    assert limits.within(64).connections == FEWEST_CONNECTIONS
 
 
 def test_the_census_counts_by_source_and_in_all() -> None:

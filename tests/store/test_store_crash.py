@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,18 @@ while True:
         print("kept", future.result(60)["step"], flush=True)
 """
 
+STUBBORN = """
+import sys
+from pathlib import Path
+from backend.store import Store, sqlite_url
+
+with Store.open(sqlite_url(Path(sys.argv[1]))) as store:
+    run = store.create_run({"job": "a.py:A", "mode": "cpu_sync"})
+    for number in range(40):
+        store.write(run, "events", {"kind": "n", "level": "info", "text": str(number)}, durable=True).result(60)
+    print([row["text"] for row in store.queries.events(run)] == [str(number) for number in range(40)], flush=True)
+"""
+
 OPENER = """
 import sys
 from pathlib import Path
@@ -53,7 +66,7 @@ else:
     store.close()
 """
 
-Start = Callable[[str], "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
@@ -62,9 +75,9 @@ def start(database: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
     environment = os.environ | {"PYTHONPATH": str(MIGRATIONS.parent)}
 
-    def start_one(program: str) -> subprocess.Popen[str]:
+    def start_one(program: str, inside: Sequence[str] = ()) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", program, str(database)],
+            [*inside, sys.executable, "-c", program, str(database)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -116,6 +129,23 @@ def test_kill_9_while_committing_loses_no_acknowledged_row(
     assert all(row["value"] == row["step"] / 2 for row in found)
     assert look("pragma integrity_check") == [("ok",)]
     assert store.interrupt_unserved() == [run]
+
+
+def test_a_disk_that_fails_to_sync_costs_no_row_and_doubles_none(start: Start, tmp_path: Path) -> None:
+    """EIO of the system call itself (F90): the frames lie in the write-ahead log, and do not count as committed."""
+    if shutil.which("strace") is None:
+        pytest.skip("needs strace")
+    log = tmp_path / "calls"
+    calls = "fsync,fdatasync"
+    inject = f"inject={calls}:error=EIO:when=12..60+4"
+    tracer = ["strace", "-f", "-qq", "-o", str(log), "-e", f"trace={calls}", "-e", inject]
+    process = start(STUBBORN, tracer)
+    told = hear(process)
+    assert process.wait(60) == 0 or pytest.skip(f"strace cannot trace here: {log.read_text()[:200]}")
+    assert told == "True"
+    injected = log.read_text().count("(INJECTED)")
+    assert injected >= 5
+    print(f"{injected} of the program's syncs failed")
 
 
 def test_another_process_is_refused_while_the_first_lives_and_let_in_when_it_is_killed(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from backend.store import OpenError, Store, sqlite_url
+from backend.store import engine as engine_module
 from backend.store.engine import Role, make_engine
 
 NOBODY = 65534
@@ -148,8 +149,11 @@ def test_a_truncated_file_is_found_at_start(open_store: Callable[..., Store], da
     assert refusal_of(open_store).code == "database_corrupt"
 
 
-def test_a_locked_file_is_refused_by_name(open_store: Callable[..., Store], database: Path) -> None:
+def test_a_locked_file_is_refused_by_name(
+    open_store: Callable[..., Store], database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_store().close()
+    monkeypatch.setattr(engine_module, "BUSY_MS", 50)
     with closing(sqlite3.connect(database, isolation_level=None)) as shell:
         shell.execute("BEGIN IMMEDIATE")
         refusal = refusal_of(open_store)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -78,15 +82,66 @@ def test_opening_again_keeps_schema_and_rows(open_store: Callable[..., Store], d
     assert statements(database) == before
 
 
+def test_an_older_database_keeps_its_rows(open_store: Callable[..., Store], database: Path) -> None:
+    database.parent.mkdir()
+    engine = make_engine(sqlite_url(database), Role.MIGRATION)
+    with engine.begin() as connection:
+        command.upgrade(schema.alembic_config(connection), "0001")
+        columns = "(id, name, job, mode, phase, created_at, emulated)"
+        connection.exec_driver_sql(
+            f"insert into runs {columns} values (7, 'old', 'a.py:A', 'cpu_sync', 'done', 'x', 0)"
+        )
+    engine.dispose()
+    store = open_store()
+    row = store.queries.get_run(7)
+    assert row is not None
+    assert (row["name"], row["phase"], row["resumed_run"]) == ("old", "done", None)
+    assert store.create_run({"job": "a.py:A", "mode": "cpu_sync"}) == 8
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from backend.store import Store, schema, sqlite_url
+schema.MIGRATIONS = Path(sys.argv[2])
+Store.open(sqlite_url(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_an_upgrade_leaves_the_database_as_it_was(
+    open_store: Callable[..., Store], database: Path, tmp_path: Path
+) -> None:
+    open_store().close()
+    before = statements(database)
+    kill = NEXT_REVISION.replace('op.execute("insert into runs (nonsense) values (1)")', "os.kill(os.getpid(), 9)")
+    deadly = with_revision(tmp_path, "import os\n" + kill)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(database), str(deadly)],
+        env=os.environ | {"PYTHONPATH": str(schema.MIGRATIONS.parent)},
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert database.with_name(database.name + "-wal").exists(), "it had begun"
+    assert open_store().queries.list_runs() == []
+    assert statements(database) == before
+
+
+def with_revision(tmp_path: Path, text: str) -> Path:
+    """The migrations, and one more."""
+    path = tmp_path / "migrations"
+    shutil.copytree(schema.MIGRATIONS, path, ignore=shutil.ignore_patterns("__pycache__"))
+    newest = max(entry.name[:4] for entry in (path / "versions").glob("[0-9]*.py"))
+    (path / "versions" / "9998_broken.py").write_text(text.replace("NEWEST", newest))
+    return path
+
+
 def test_an_upgrade_that_fails_half_way_leaves_the_database_as_it_was(
     open_store: Callable[..., Store], database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_store().close()
     before = statements(database)
-    broken = tmp_path / "migrations"
-    shutil.copytree(schema.MIGRATIONS, broken, ignore=shutil.ignore_patterns("__pycache__"))
-    newest = max(path.name[:4] for path in (broken / "versions").glob("[0-9]*.py"))
-    (broken / "versions" / "9998_broken.py").write_text(NEXT_REVISION.replace("NEWEST", newest))
+    broken = with_revision(tmp_path, NEXT_REVISION)
     with monkeypatch.context() as patch:
         patch.setattr(schema, "MIGRATIONS", broken)
         with pytest.raises(OpenError, match="nonsense"):

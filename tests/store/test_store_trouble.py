@@ -17,6 +17,8 @@ from sqlalchemy import Engine, event
 from store_cases import EVENT, RUN
 
 from backend.store import Store, StoreError
+from wire import failpoints
+from wire.failpoints import Point
 
 Look = Callable[..., list[tuple[Any, ...]]]
 
@@ -110,14 +112,26 @@ def test_beyond_patience_a_durable_row_fails_but_is_kept(
     assert alarm.codes == ["database_locked", ""]
 
 
-def test_a_broken_database_is_not_hammered(open_store: Callable[..., Store], limits: Limits) -> None:
+def test_once_patience_is_used_up_nobody_waits_and_the_database_is_not_hammered(
+    open_store: Callable[..., Store], limits: Limits
+) -> None:
     store = open_store(patience_seconds=0.0, batch_seconds=3600.0, group_rows=2)
     limits.append("query_only=ON")
     for _ in range(10):
         store.write(1, "events", EVENT)
-    for tries in range(1, 31):  # one for each durable row; what waits behind it is tried again a batch later
-        assert error_of(store, 1).code == "database_read_only"
+    assert error_of(store, 1).code == "database_read_only"
+    assert limits.connections == 1
+    for _ in range(300):  # a world of ranks that die at once: each record fails as it is written, and is kept
+        error = store.write(1, "events", EVENT, durable=True).exception(0)
+        assert isinstance(error, StoreError)
+        assert (error.code, error.kept) == ("database_read_only", True)
+    assert store.pending == 311
+    assert limits.connections == 1, "what waits is tried again a batch later"
+    for tries in (2, 3):  # whoever gives a command is told what comes of it now
+        with pytest.raises(StoreError, match="cannot be written"):
+            store.create_run(RUN)
         assert limits.connections == tries
+    limits.clear()
 
 
 def test_rows_behind_a_large_backlog_do_not_wait_for_it(open_store: Callable[..., Store], look: Look) -> None:
@@ -212,22 +226,87 @@ def test_a_damaged_file_fails_its_rows_for_good_and_the_writer_lives(
     assert alarm.codes == ["database_corrupt"]
 
 
-def test_a_failing_disk_costs_the_rows_of_that_moment_only(
-    open_store: Callable[..., Store], alarm: Alarm, look: Look
-) -> None:
-    store = open_store(on_trouble=alarm, batch_seconds=0.02)
+def test_a_failing_disk_costs_no_row(open_store: Callable[..., Store], alarm: Alarm, look: Look) -> None:
+    store = open_store(on_trouble=alarm, batch_seconds=0.02, patience_seconds=0.0)
     run = store.create_run(RUN)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, before[1]))
     try:
         error = error_of(store, run, text="x" * 400_000)
+        assert (error.code, error.kept) == ("database_io_error", True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (error.code, error.kept) == ("database_io_error", False)
-    assert store.write(run, "events", EVENT, durable=True).result(30)["text"] == "hello"
-    assert texts(store, run) == ["hello"]
+    assert store.write(run, "events", EVENT).result(30)["text"] == "hello"
+    assert [len(text) for text in texts(store, run)] == [400_000, 5]
     assert alarm.codes == ["database_io_error", ""]
     assert look("pragma integrity_check") == [("ok",)]
+
+
+# ----------------------------------------------------------------------------------------- a commit in doubt
+
+
+@pytest.fixture
+def armed() -> Iterator[Callable[[str], list[Point]]]:
+    """Arm failpoints in this process; they are off again afterwards."""
+
+    def arm(points: str) -> list[Point]:
+        found = failpoints.arm({failpoints.POINTS_VARIABLE: points})
+        assert found is not None
+        return found.points
+
+    yield arm
+    failpoints.arm({})
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        "store.commit.after@1=error",
+        "store.commit.before@1=error",
+        "store.commit.after@1=error;store.commit.after@1=error;store.commit.after@1=error",
+        "store.commit.after@1=error;store.commit.before@2=error;store.commit.after@1=error",
+    ],
+)
+def test_a_commit_that_reports_an_error_is_written_once(
+    open_store: Callable[..., Store], armed: Callable[[str], list[Point]], alarm: Alarm, points: str
+) -> None:
+    """Whether it happened or not (F92), and however often in a row."""
+    store = open_store(on_trouble=alarm, patience_seconds=60.0, batch_seconds=3600.0, retry_seconds=0.01)
+    run = store.create_run(RUN)
+    found = armed(points)
+    batched = store.write(run, "events", EVENT | {"text": "batched"})
+    durable = store.write(run, "events", EVENT | {"text": "durable"}, durable=True)
+    merged = store.write(run, "runs", {"phase": "training"}, durable=True)
+    assert durable.result(30)["text"] == "durable"
+    assert merged.result(30)["phase"] == "training"
+    assert store.create_run(RUN) == run + 1
+    assert [point.injected for point in found] == [1] * len(found)
+    assert texts(store, run) == ["batched", "durable"]
+    assert [row["id"] for row in store.queries.events(run)] == [batched.result(0)["id"], durable.result(0)["id"]]
+    assert alarm.codes == ["database_io_error", ""]
+
+
+def test_a_doubt_outlives_the_patience_of_those_who_wait(
+    open_store: Callable[..., Store], armed: Callable[[str], list[Point]]
+) -> None:
+    store = open_store(patience_seconds=0.0, batch_seconds=0.02)
+    run = store.create_run(RUN)
+    (point,) = armed("store.commit.after@1=error")
+    assert error_of(store, run).kept
+    store.write(run, "events", EVENT | {"text": "later"}).result(30)
+    assert point.injected == 1
+    assert texts(store, run) == ["hello", "later"]
+
+
+def test_a_command_whose_commit_is_in_doubt_is_told_so(
+    open_store: Callable[..., Store], armed: Callable[[str], list[Point]]
+) -> None:
+    store = open_store(patience_seconds=0.0)
+    (point,) = armed("store.commit.after@1=error")
+    with pytest.raises(StoreError, match="unknown whether the rows were written") as refusal:
+        store.create_run(RUN)
+    assert (refusal.value.code, refusal.value.kept, point.injected) == ("outcome_unknown", False, 1)
+    assert store.create_run(RUN) == 2, "it was written"
 
 
 # ------------------------------------------------------------------------------------------------- backlog

@@ -17,7 +17,7 @@ from wire import failpoints
 from wire.failpoints import Cut, FailpointsRefused, Injected, Point, injections, parse
 
 ROOT = Path(__file__).parent.parent.parent
-KEYS = {"rank", "host", "name", "run", "round", "attempt", "offset"}
+KEYS = {"rank", "host", "name", "run", "round", "attempt", "offset", "checkpoint"}
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,9 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -229,6 +232,17 @@ async def test_every_rank_that_dies_is_told_with_its_true_cause() -> None:
     assert "[rank 5] Fatal Python error: Segmentation fault" in output
 
 
+@pytest.fixture
+def bystander() -> Iterator[None]:
+    """A process of somebody else's in the agent's own process group; it must outlive whatever the test does (F26)."""
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as process:
+        assert os.getpgid(process.pid) == os.getpgid(0), "in one group with this process, and so with its agents"
+        yield
+        assert process.poll() is None, f"it was ended by {process.returncode}"
+        process.kill()
+
+
+@pytest.mark.usefixtures("bystander")
 async def test_a_rank_that_is_killed_from_outside_takes_its_helpers_along(tmp_path: Path) -> None:
     helper = "    subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
     job_variant(tmp_path, "helped", f"import os, subprocess, sys\nif 'RANK' in os.environ:\n{helper}")
@@ -318,6 +332,7 @@ async def ranks_running(controller: TinyController, running: AgentProcess) -> tu
     return host, children
 
 
+@pytest.mark.usefixtures("bystander")
 async def test_killing_the_agent_leaves_no_process_and_the_next_agent_tidies_up() -> None:
     """Not even a rank whose user code holds the interpreter, so that no thread of it can notice."""
     async with tiny_controller() as controller:
@@ -348,6 +363,7 @@ async def test_ctrl_c_says_goodbye_and_stops_everything(number: signal.Signals) 
     assert not directory.exists()
 
 
+@pytest.mark.usefixtures("bystander")
 async def test_a_second_ctrl_c_kills_at_once() -> None:
     async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
         host, children = await ranks_running(controller, running)
@@ -362,6 +378,7 @@ async def test_a_second_ctrl_c_kills_at_once() -> None:
     assert not directory.exists()
 
 
+@pytest.mark.usefixtures("bystander")
 async def test_a_child_that_ignores_sigterm_is_killed() -> None:
     async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
         host, children = await ranks_running(controller, running)
@@ -390,6 +407,7 @@ async def test_a_controller_that_falls_silent_ends_the_host() -> None:
     assert "the controller was not heard" in output
 
 
+@pytest.mark.usefixtures("bystander")
 async def test_a_relay_that_dies_takes_its_ranks_along() -> None:
     async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
         host, _ = await ranks_running(controller, running)

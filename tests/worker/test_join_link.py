@@ -166,6 +166,13 @@ async def test_http_answers_are_told_apart(status: bytes, error: type[Exception]
         await dial_raw(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
 
 
+async def test_a_controller_that_takes_nobody_in_right_now_says_why() -> None:
+    for body, says in ((b'{"detail": "It is full."}', "503: It is full."), (b"{nonsense", "a proxy is there")):
+        head = b"Content-Type: application/problem+json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with pytest.raises(Unreachable, match=says):
+            await dial_raw(b"HTTP/1.1 503 Service Unavailable\r\n" + head + body)
+
+
 async def test_what_does_not_speak_http_is_no_controller() -> None:
     with pytest.raises(Refused, match="is not a Marchline controller"):
         await dial_raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
