@@ -139,10 +139,12 @@ class Cycle:
         return effects + self._request()
 
     def abandon(self, reason: str) -> list[Effect]:
-        """Nobody is left to finish the round, or the run ends: drop it."""
+        """Nobody is left to finish the round, or the run ends: drop it. It does not count as closed."""
         current, self.open = self.open, None
         if current is None or current.finished:
             return []
+        if current.round != INITIAL_ROUND:
+            self.next_round = current.round  # no other will be opened, so none can be taken for this one
         return [AbortRound(current.round, current.attempt, reason)]
 
     def acknowledge(self, rank: int, ack: SyncAck) -> bool:

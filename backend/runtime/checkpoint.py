@@ -198,6 +198,7 @@ class CheckpointWriter:
             with state.file as file:
                 file.flush()
                 if rank in whole:
+                    failpoints.hit("checkpoint.sync", name=state_file(rank))
                     os.fsync(file.fileno())
                     files[state_file(rank)] = Written(state.bytes, state.digest.hexdigest())
                 else:
@@ -299,4 +300,5 @@ def _write_manifest(path: Path, effect: WriteCheckpoint, facts: dict[str, Any]) 
         json.dump(whole, file, indent=1, allow_nan=False)
         file.write("\n")
         file.flush()
+        failpoints.hit("checkpoint.sync", name=path.name)
         os.fsync(file.fileno())

@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
+from wire import failpoints
+
 ALIGNMENT = 8
 METADATA = {"format": "pt"}
 """what loaders of PyTorch expect to find"""
@@ -91,6 +93,7 @@ def write(path: Path, entries: Iterable[Entry]) -> Written:
             digest.update(data)
             total += data.nbytes
         file.flush()
+        failpoints.hit("checkpoint.sync", name=path.name)
         os.fsync(file.fileno())
     return Written(total, digest.hexdigest())
 

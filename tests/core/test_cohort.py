@@ -176,6 +176,21 @@ class TestDeaths:
         assert play.end and play.end.phase == "failed"
         assert "All 2 ranks are dead" in play.end.reason
 
+    def test_a_round_that_nobody_is_left_to_finish_counts_for_nothing(self) -> None:
+        play = Rehearsal(config(fixed_counts=(3, 1)), samples=40, reduce_seconds=1.0)
+        for name in "ab":
+            play.join(name, 1.0)
+        play.run(until=0.01)
+        play.operate("start")
+        play.at(3.5, lambda: (play.kill(0), play.kill(1)))
+        play.run()
+        assert play.end and play.end.reason.startswith("AllRanksLost")
+        rounds = [row["round"] for row in play.rows("rounds")]
+        assert rounds == list(range(len(rounds))) and rounds
+        (saved,) = play.rows("checkpoints")
+        assert saved["round"] == rounds[-1], "what is saved is the consensus of the last one that was closed"
+        assert [row["rounds_done"] for row in play.rows("runs") if "rounds_done" in row][-1] == len(rounds)
+
     def test_a_run_may_refuse_any_death(self) -> None:
         play = formed((10.0,), (10.0,), samples=200, max_failure=1)
         play.at(0.3, lambda: play.kill(0))
