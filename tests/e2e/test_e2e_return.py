@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 from stage import ROOT, THOROUGH, Stage, environment, stage, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WINDOWS = 36
 
 
