@@ -54,6 +54,7 @@ def test_a_cohort_goes_on_under_controllers_that_are_killed_in_training_and_whil
         "odometer.py:Odometer",
         mode=mode,
         fixed_counts=counts,
+        reattach_seconds=150,  # on a busy machine a start takes long
         params={"samples": samples, "sleep_ms": 30.0},
         **overshoot,
     )
