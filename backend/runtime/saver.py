@@ -31,12 +31,15 @@ class Saver:
         committed: Callable[[], Committed],
         send: Callable[[int, Message], None],
         written: Callable[[CheckpointWritten], None],
+        recorded: Callable[[], None],
     ) -> None:
-        """``send`` takes a rank and a message; ``written`` is called on the loop's thread."""
+        """``send`` takes a rank and a message; ``written`` is called on the loop's thread. ``recorded`` waits, in the
+        disk's thread, until what the checkpoint rests on is in the database: the bundle may be found without it."""
         self._writer = writer
         self._committed = committed
         self._send = send
         self._written = written
+        self._recorded = recorded
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
@@ -50,6 +53,7 @@ class Saver:
                 grant = StateTaken(checkpoint=checkpoint, part=part)
                 kept.add_done_callback(lambda _: self._later(self._send, rank, grant))
             case WriteCheckpoint():
+                self._submit(self._recorded)
                 future = self._submit(self._writer.write, effect)
                 future.add_done_callback(lambda done: self._later(self._written, done.result()))
             case SendState():

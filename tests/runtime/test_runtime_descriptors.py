@@ -10,32 +10,21 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from e2e.stage import Stage, stage
+from e2e.stage import Stage
+from runtime_remote import remote
 from runtime_scripted import moment
-from runtime_site import ScriptedHost, Site, eventually
+from runtime_site import ScriptedHost, eventually
 from test_runtime_round import Rank, beat, formed
 
 from backend.runtime.limits import OTHER_DESCRIPTORS
 from wire.messages import StartChunk
-from wire.session import Channel, join_secret
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CONNECTIONS = 24
 JOB = "odometer.py:Odometer"
-
-
-class Remote:
-    """Where scripted hosts dial when the controller is another process."""
-
-    def __init__(self, marchline: Stage) -> None:
-        self.port = int(marchline.url.rpartition(":")[2])
-        self.join_secret = join_secret((marchline.data_dir / "join.token").read_text().strip())
-
-    def url(self, channel: Channel) -> str:
-        return f"ws://127.0.0.1:{self.port}/ws/{channel.name.lower()}"
 
 
 class Steady(Rank):
@@ -50,32 +39,25 @@ class Steady(Rank):
 async def serving(tmp_path: Path, inside: tuple[str, ...] = ()) -> AsyncIterator[tuple[Stage, int, Rank]]:
     """A controller, and a run of two scripted ranks, saved every few rounds, that goes on for as long as the block; one
     of the ranks, which tells of it when no further connection can be had."""
-    context = stage(tmp_path, inside=inside)
-    marchline = await asyncio.to_thread(context.__enter__)
     tasks: list[asyncio.Task[None]] = []
-    try:
-        config = {
-            "fixed_counts": [3, 1],
-            "epochs": 100_000,
-            "batch_size": 4,
-            "checkpoint_epochs": None,
-            "checkpoint_rounds": 4,
-        }
+    async with remote(tmp_path, inside=inside) as (marchline, where):
+        config = {"fixed_counts": [3, 1], "epochs": 100_000, "batch_size": 4}
+        config |= {"checkpoint_epochs": None, "checkpoint_rounds": 4}
         run = await asyncio.to_thread(marchline.create, JOB, **config)
-        hosts = [ScriptedHost(cast(Site, Remote(marchline)), name) for name in ("left", "right")]
+        hosts = [ScriptedHost(where, name) for name in ("left", "right")]
         for host in hosts:
             await host.admitted(size=32)
         await asyncio.to_thread(marchline.post, f"runs/{run}/start")
         ranks = [Steady(rank.host, rank.rank) for rank in await asyncio.gather(*map(formed, hosts))]
         tasks += [asyncio.create_task(beat(rank.host, rank.rank)) for rank in ranks]
         tasks += [asyncio.create_task(rank.train()) for rank in ranks]
-        await goes_on(ranks[0])
-        yield marchline, run, ranks[0]
-        assert (await asyncio.to_thread(marchline.view, run))["deaths"] == []
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.to_thread(context.__exit__, None, None, None)
+        try:
+            await goes_on(ranks[0])
+            yield marchline, run, ranks[0]
+            assert (await asyncio.to_thread(marchline.view, run))["deaths"] == []
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 async def goes_on(rank: Rank) -> None:
