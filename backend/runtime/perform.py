@@ -54,6 +54,8 @@ from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
 ENDED_PHASES = ("done", "failed", "interrupted")
+RECORDED_SECONDS = 30.0
+"""a checkpoint waits no longer for the rows of its rounds"""
 
 Row = dict[str, Any]
 
@@ -139,7 +141,13 @@ class LiveRun:
             self.links.send_rank,
             self._checkpoint_written,
             lambda rank: self.links.lose(rank, f"rank {rank} sends more of its state than it was granted"),
+            self._recorded,
         )
+
+    def _recorded(self) -> None:
+        """Wait until what was given to the store is committed, or it is in trouble. Not for the loop's thread."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            self._services.store.flush().result(RECORDED_SECONDS)
 
     def _start_from(self, origin: Loaded | None) -> None:
         """The initial broadcast brings what the checkpoint holds."""
