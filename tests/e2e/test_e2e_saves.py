@@ -1,5 +1,6 @@
-"""kill -9 of the controller in the middle of saves, with real ranks (tests/runtime/test_runtime_kills.py has scripted ones,
-and more kills): each resume loads, and is a saved step to the bit."""
+"""kill -9 of the controller in the middle of saves, with real ranks: each resume loads, and is a saved step to the bit.
+
+tests/runtime/test_runtime_kills.py has more kills, and scripted ranks."""
 
 from __future__ import annotations
 
