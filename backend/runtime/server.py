@@ -381,7 +381,8 @@ def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
         # Our own heartbeats and stalls tell life from death; a pong stuck behind bulk data would not (H3).
         "ws_ping_interval": None,
         "ws_ping_timeout": None,
-        "limit_concurrency": limits.connections,
+        # Connections are counted above, and refused by name; this one bounds handlers whose client is gone.
+        "limit_concurrency": 2 * limits.connections,
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "backlog": BACKLOG,
         # Nobody in front of us is trusted to say who is behind.

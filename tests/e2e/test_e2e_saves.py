@@ -1,5 +1,6 @@
-"""kill -9 of the controller in the middle of saves, with real ranks (tests/runtime/test_runtime_kills.py has scripted
-ones, and more kills): each resume loads, and is a saved step to the bit."""
+"""kill -9 of the controller in the middle of saves, with real ranks: each resume loads, and is a saved step to the bit.
+
+tests/runtime/test_runtime_kills.py has more kills, and scripted ranks."""
 
 from __future__ import annotations
 
@@ -96,7 +97,6 @@ def test_killed_while_it_saves_the_controller_resumes_from_a_saved_step(tmp_path
             else:
                 rounds = 0
                 config = {"checkpoint_rounds": 1, "checkpoint_epochs": None, "keep_checkpoints": KEPT}
-                config["reattach_seconds"] = 0  # what its cohort holds is not what is tested
                 run = marchline.create("freight.py:Freight", fixed_counts=list(COUNTS), params=params, **config)
             train_and_save(marchline, run)
             if number < len(planned):
