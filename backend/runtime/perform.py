@@ -108,8 +108,7 @@ class LiveRun:
         self.secret = secret
         self.tally = Tally()
         self.deaths: list[Row] = []
-        self.checkpoints: list[Row] = []
-        """rows, by number"""
+        self.checkpoints: list[Row] = []  # by number
         self._core, self._services = core, services
         self._outcome: tuple[str, str] | None = None
         self._place = CheckpointPlace(services.data_dir, self.run_id)
@@ -140,9 +139,12 @@ class LiveRun:
             lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
             self.links.send_rank,
             self._checkpoint_written,
-            lambda rank: self.links.lose(rank, f"rank {rank} sends more of its state than it was granted"),
+            self._flooded,
             self._recorded,
         )
+
+    def _flooded(self, rank: int) -> None:
+        self.links.lose(rank, f"rank {rank} sends more of its state than it was granted")
 
     def _recorded(self) -> None:
         """Wait until what was given to the store is committed, or it is in trouble. Not for the loop's thread."""
