@@ -54,6 +54,8 @@ from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
 ENDED_PHASES = ("done", "failed", "interrupted")
+RECORDED_SECONDS = 30.0
+"""a checkpoint waits no longer for the rows of its rounds"""
 
 Row = dict[str, Any]
 
@@ -106,8 +108,7 @@ class LiveRun:
         self.secret = secret
         self.tally = Tally()
         self.deaths: list[Row] = []
-        self.checkpoints: list[Row] = []
-        """rows, by number"""
+        self.checkpoints: list[Row] = []  # by number
         self._core, self._services = core, services
         self._outcome: tuple[str, str] | None = None
         self._place = CheckpointPlace(services.data_dir, self.run_id)
@@ -138,8 +139,17 @@ class LiveRun:
             lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
             self.links.send_rank,
             self._checkpoint_written,
-            lambda rank: self.links.lose(rank, f"rank {rank} sends more of its state than it was granted"),
+            self._flooded,
+            self._recorded,
         )
+
+    def _flooded(self, rank: int) -> None:
+        self.links.lose(rank, f"rank {rank} sends more of its state than it was granted")
+
+    def _recorded(self) -> None:
+        """Wait until what was given to the store is committed, or it is in trouble. Not for the loop's thread."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            self._services.store.flush().result(RECORDED_SECONDS)
 
     def _start_from(self, origin: Loaded | None) -> None:
         """The initial broadcast brings what the checkpoint holds."""
