@@ -7,6 +7,8 @@ PY := $(VENV)/bin/python
 VENV_STAMP := $(VENV)/.stamp
 NODE_STAMP := frontend/node_modules/.stamp
 ARGS ?=
+# Test processes at a time. Most of a process test is waiting for other processes.
+JOBS ?= 4
 
 .PHONY: help demo setup test fast lint types fmt wire-schema screenshots clean
 
@@ -17,7 +19,7 @@ demo: setup ## Controller, three unequal local workers, a run that waits for you
 	@$(PY) -m backend demo $(ARGS)
 
 test: setup ## Every test: pure, sockets, processes, browser
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 fast: setup ## The tests that start no process
 	@$(PY) -m pytest -m "not slow and not browser" $(ARGS)

@@ -1,7 +1,8 @@
 """``python -m benchmarks NAME [--json FILE] [options]``: run one of the measurements; each prints a table.
 
 A measurement is a module of this package with ``add_options(parser)`` and ``measure(options) -> dict``: JSON-ready,
-with the ``lines`` to print in it. Only the one that is asked for is imported.
+with the ``lines`` to print in it, and ``failed`` if it found something to be wrong: then the exit code is 1. Only the
+one that is asked for is imported.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json is not None:
         found |= {"benchmark": name, "machine": _machine()}
         options.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
+    return 1 if found.get("failed") else 0
 
 
 def _measurements() -> dict[str, str]:

@@ -83,6 +83,10 @@ class Host:
         """Bring it up again. Raises ``NetnsError``."""
         _run("ip", "link", "set", self.outside, "up")
 
+    def is_down(self) -> bool:
+        """Whether the link is down, as the kernel says. Raises ``NetnsError``."""
+        return "state DOWN" in _run("ip", "link", "show", self.outside)
+
     def block(self, hook: str) -> None:
         """Drop every packet that comes in (``input``) or goes out (``output``): a link that is cut one way. Needs nft;
         raises ``NetnsError``."""

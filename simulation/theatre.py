@@ -12,6 +12,7 @@ from typing import Any
 
 from backend.core.cohort import Cohort
 from backend.core.config import RunConfig
+from backend.core.model import sizes
 from backend.core.resume import Resume
 from backend.core.round_cost import Line, RoundCost
 from backend.core.vocabulary import (
@@ -87,7 +88,7 @@ class Theatre(Faults):
         """``samples`` an epoch; ``check`` the core after every event; ``stopwatch`` in seconds, to time the core."""
         self.config = config
         self.samples = samples
-        self.layout = list(layout or props.ONE_NUMBER)
+        self.layout = list(layout or props.one_tensor(max(1, int(cost.model_bytes) // 4)))
         self.cost = cost
         self.batch_size = config.batch_size
         self.overlap = config.mode.endswith("_async")
@@ -358,17 +359,13 @@ class Theatre(Faults):
             played = PlayedRank(rank, host, pace, self)
             host.ranks.append(played)
             self.ranks[rank] = played
-            ready = RankReady(layout_hash="L", params_elements=self._elements, buffers_elements=0)
+            ready = RankReady("L", *sizes(self.layout))
             self.say(played, ready, self.stage.now + props.READY_SECONDS)
         self.stage.after(props.RELAY_SECONDS, self.attach, host)
 
     def attach(self, host: PlayedHost) -> None:
         """Both links of the host's relay are up."""
         self.feed(RelayAttached(host.host))
-
-    @property
-    def _elements(self) -> int:
-        return max(1, int(self.cost.model_bytes) // 4)
 
     def _to_rank(self, effect: SendRank) -> None:
         played = self.ranks.get(effect.rank)

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+from benchmarks.havoc.plans import KINDS
 from simulation.probes import NAMES
 
 ROOT = Path(__file__).parent.parent
@@ -31,3 +32,8 @@ def test_the_tests_that_it_names_exist() -> None:
 def test_the_sites_that_rows_name_must_be_reached() -> None:
     named = {site for _, _, where in ROWS for site in re.findall(r"ordeals: \*(.+?)\*", where)}
     assert named <= NAMES
+
+
+def test_the_faults_of_the_campaign_that_rows_name_exist_and_each_is_named() -> None:
+    told = [part for _, _, where in ROWS for part in where.split("; ") if part.startswith("chaos: ")]
+    assert {name for part in told for name in re.findall(r"\*(.+?)\*", part)} == KINDS.keys()

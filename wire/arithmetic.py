@@ -31,8 +31,8 @@ BF16 = np.dtype("<u2")
 FloatArray = npt.NDArray[np.float32]
 BitsArray = npt.NDArray[np.uint16]
 
-BLOCK_ELEMENTS = 1 << 18
-"""elements of one block: 1 MiB, within a cache, and long enough that threads seldom wait for Python between blocks"""
+BLOCK_ELEMENTS = 1 << 19
+"""elements of one block: 2 MiB, within a cache, and long enough that threads seldom wait for Python between blocks"""
 _ROW = 1 << 13
 """elements of one BLAS dot product: below the length at which BLAS would start threads of its own"""
 

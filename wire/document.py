@@ -41,6 +41,10 @@ A message has at most {frames.MAX_PAYLOAD} bytes (a client's first one {frames.M
 {frames.MAX_CHUNK_ELEMENTS} elements. In a message frame, `rank` names the rank that a relay's frame is from or for;
 {frames.MAX_U32:#x} means the whole host. Control payloads are authenticated but readable; chunks are also encrypted.
 Magic, version and kind, the client hello and the refusal keep their layout in every wire version.
+
+A `Count` is an integer from 0 to 2^63 - 1, a `Number` one of 64 bits with a sign, an `Amount` a finite number, a `Pace`
+one above 0, a `Word` a text of at most 64 characters. A message with a value beyond is a bad message. Where a plain
+`float` stands, NaN and infinity are taken: they say that something diverged.
 """
 
 _SEQUENCES = """\
@@ -67,6 +71,13 @@ _SEQUENCES = """\
       RelayHello                                  ->   on the control link and on the data link
       <- RelayWelcome
       RankReady of each rank                      ->   control
+
+### A controller that was killed comes back
+
+    relay -> rank         Rewind                  its links are lost: take the last consensus again, and wait
+    agent -> controller   Hello (returning)       until somebody answers; Accept, or Reject by name
+    relay -> controller   RelayHello              fresh sessions
+    rank -> controller    RankReady (held_round)  then an initial broadcast from a rank that holds the round
 
 ### A round
 

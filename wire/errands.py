@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from wire.numbers import Amount, Count
+
 PART_BYTES = 256 * 1024
 PARTS_AHEAD = 8
 """parts that may be sent and not yet taken"""
@@ -20,15 +22,15 @@ class Message(msgspec.Struct, frozen=True, tag_field="kind"):
 class Evaluate(Message, frozen=True):
     """controller -> one rank: score the parameters you hold on the job's evaluation set."""
 
-    epoch: int
+    epoch: Count
 
 
 class EvalResult(Message, frozen=True):
     """rank -> controller."""
 
-    epoch: int
+    epoch: Count
     metrics: dict[str, float]
-    elapsed_ms: float
+    elapsed_ms: Amount
     error: str = ""
 
 
@@ -36,17 +38,17 @@ class RequestLocalState(Message, frozen=True):
     """controller -> rank: hand over what only you hold, as it is now: optimizer, generators, tensors outside the
     arena."""
 
-    checkpoint: int
+    checkpoint: Count
 
 
 class LocalState(Message, frozen=True):
     """rank -> controller: one part of the safetensors body, in order. Training goes on meanwhile."""
 
-    checkpoint: int
-    part: int
-    parts: int
+    checkpoint: Count
+    part: Count
+    parts: Count
     data: bytes
-    elapsed_ms: float = 0.0
+    elapsed_ms: Amount = 0.0
     """how long copying the state kept the rank from its batches"""
     error: str = ""
     """what could not be copied; the rest is complete without it"""
@@ -55,21 +57,21 @@ class LocalState(Message, frozen=True):
 class StateTaken(Message, frozen=True):
     """controller -> rank: this part is on disk, so another one may follow."""
 
-    checkpoint: int
-    part: int
+    checkpoint: Count
+    part: Count
 
 
 class FetchState(Message, frozen=True):
     """rank -> controller, before ``RankReady`` of a resumed run: send me this part of my saved state."""
 
-    part: int
+    part: Count
 
 
 class SavedState(Message, frozen=True):
     """controller -> rank: one part of a saved state; no parts at all when none was saved."""
 
-    part: int
-    parts: int
+    part: Count
+    parts: Count
     data: bytes
     own: bool = True
     """false: the state is another rank's, since the world has changed; its random generators are not yours"""

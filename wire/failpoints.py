@@ -12,7 +12,8 @@ Without ``@n`` each hit injects; hits are counted per point and process, only th
 
     kill        SIGKILL to this process          stop        SIGSTOP to this process
     exit[:code] os._exit, code 70                close       raise ``Cut``, which ends the link that is worked on
-    error       raise ``Injected``               delay:ms    block this thread: in an event loop, all of it
+    error       raise ``Injected``               full        raise the ``OSError`` of a disk without room
+    delay:ms    block this thread: in an event loop, all of it
 
 Every injection is a line of JSON in the file that ``MARCHLINE_FAILPOINTS_LOG`` names, written before the action: a test
 proves by it that its fault happened, where, and how often. Failpoints come from the environment only, never over the
@@ -21,6 +22,7 @@ wire (reliability section 3.1; after FreeBSD's fail(9)).
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -69,10 +71,11 @@ SITES = {
     "store.commit.after": "they are committed, whoever waits for them was not told",
     "agent.beat": "before a heartbeat to the controller (name)",
     "agent.exit": "a child of the agent ended, the controller was not told (name)",
+    "checkpoint.sync": "a file of a checkpoint is written and not synced (name)",
 }
 """site -> when it is hit, and the keys that it can be told apart by"""
 
-ACTIONS = ("kill", "exit", "error", "close", "stop", "delay")
+ACTIONS = ("kill", "exit", "error", "full", "close", "stop", "delay")
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +118,8 @@ class Failpoints:
         self._lock = threading.Lock()
 
     def hit(self, site: str, where: Mapping[str, object]) -> None:
-        """Count, and inject where it's due. Raises ``Injected``, ``Cut``; ``FailpointsRefused`` for a site that is not
-        listed."""
+        """Count, and inject where it's due. Raises ``Injected``, ``Cut``, ``OSError``; ``FailpointsRefused`` for a site
+        that is not listed."""
         if site not in SITES:
             raise FailpointsRefused(f"{site} is not listed in failpoints.SITES")
         for point in self.points:
@@ -234,6 +237,8 @@ def _act(point: Point) -> None:
             os._exit(point.argument)
         case "error":
             raise Injected(f"failpoint {point.site}")
+        case "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"failpoint {point.site}")
         case "close":
             raise Cut(f"failpoint {point.site}")
         case _:

@@ -21,6 +21,7 @@ from wire.errands import Message as Message
 from wire.errands import RequestLocalState as RequestLocalState
 from wire.errands import SavedState as SavedState
 from wire.errands import StateTaken as StateTaken
+from wire.numbers import Amount, Count, Number, Pace
 from wire.values import Device as Device
 from wire.values import ExitCause as ExitCause
 from wire.values import Ranges as Ranges
@@ -45,18 +46,20 @@ class Hello(Message, frozen=True):
     host: str
     devices: list[Device]
     versions: Versions
-    run: int | None = None
+    run: Count | None = None
     """the run it wants; none takes the earliest open join window"""
-    emulate_ms_per_batch: float | None = None
+    emulate_ms_per_batch: Pace | None = None
     """each training step is padded to at least this; shown wherever the host is"""
     relay_only: bool = False
     """no devices: it folds the data streams of the hosts that join through it (``python -m worker --relay-only``)"""
+    returning: Count | None = None
+    """its number in a run whose controller it lost: its ranks still live and wait, and nothing is probed again"""
 
 
 class JobOffer(Message, frozen=True):
     """controller -> agent: the job of the run whose window is open; the agent probes it in a process of its own."""
 
-    run_id: int
+    run_id: Count
     job: str
     params: dict[str, Any]
     job_hash: str
@@ -74,19 +77,19 @@ class ProbeReport(Message, frozen=True):
     """sha256 over the job file and all it imported from below the job directory"""
     layout: list[TensorSpec] = []
     dataset_signature: str = ""
-    dataset_size: int = 0
+    dataset_size: Count = 0
 
 
 class Accept(Message, frozen=True):
     """controller -> agent: admitted; the ranks are the host's if the window closes now."""
 
-    run_id: int
-    host_id: int
-    ranks: list[int]
+    run_id: Count
+    host_id: Count
+    ranks: list[Count]
     run_salt: bytes
-    formation_wait_seconds: float
-    heartbeat_seconds: float
-    heartbeat_timeout_seconds: float
+    formation_wait_seconds: Amount
+    heartbeat_seconds: Amount
+    heartbeat_timeout_seconds: Amount
     run_secret: bytes = b""
     """sent only under open admission; otherwise both sides derive it from the join token and the salt"""
 
@@ -104,9 +107,11 @@ class WorldFormed(Message, frozen=True):
     """controller -> agent: the window closed and this is your part of the world; start relay and ranks."""
 
     plan: TrainingPlan
-    world_size: int
-    generation: int
+    world_size: Count
+    generation: Count
     assignments: list[RankAssignment]
+    reattach_seconds: Amount = 0.0
+    """how long a host that loses its controller keeps its ranks and dials again; 0: not at all"""
 
 
 class RunEnded(Message, frozen=True):
@@ -120,9 +125,9 @@ class HostHeartbeat(Message, frozen=True):
     """agent -> controller, every second: the host lives, and how far each of its ranks is."""
 
     ranks: list[RankProgress]
-    late: int = 0
+    late: Count = 0
     """how often the controller's word came more than a whole heartbeat late"""
-    worst_late_seconds: float = 0.0
+    worst_late_seconds: Amount = 0.0
     """the worst of it: the longest silence, less a heartbeat"""
 
 
@@ -133,7 +138,7 @@ class ControllerHeartbeat(Message, frozen=True):
 class RankExited(Message, frozen=True):
     """agent -> controller: a rank's process ended."""
 
-    rank: int
+    rank: Count
     cause: ExitCause
 
 
@@ -155,8 +160,8 @@ class Leaving(Message, frozen=True):
 class RelayHello(Message, frozen=True):
     """relay -> controller, first message on both of its links."""
 
-    host_id: int
-    ranks: list[int]
+    host_id: Count
+    ranks: list[Count]
     """empty for a relay-only host"""
 
 
@@ -185,8 +190,8 @@ class SharedMemory(Message, frozen=True):
 class ChildAttached(Message, frozen=True):
     """relay -> controller on the data link: this host's data link ends at me, a relay-only host; I fold it."""
 
-    host: int
-    ranks: list[int]
+    host: Count
+    ranks: list[Count]
 
 
 class ChildLost(Message, frozen=True):
@@ -195,19 +200,19 @@ class ChildLost(Message, frozen=True):
     controller -> relay: this host's data link must end, because its claim is refused or the host is out of the run.
     """
 
-    host: int
+    host: Count
     reason: str
 
 
 class FoldOrder(Message, frozen=True):
     """controller -> relay on the data link: you are a relay-only host, fold these children with exactly these ranks."""
 
-    round: int
-    attempt: int
-    hosts: dict[int, list[int]]
-    params_elements: int
-    buffers_elements: int
-    encoding: int = 0
+    round: Number
+    attempt: Count
+    hosts: dict[Count, list[Count]]
+    params_elements: Count
+    buffers_elements: Count
+    encoding: Count = 0
     """a ``wire.frames.Encoding``, for the parameters; buffers and the initial broadcast are f32"""
 
 
@@ -216,35 +221,39 @@ class RankReady(Message, frozen=True):
 
     layout_hash: str
     """sha256 over the layout; refused by name when it differs from the cohort's"""
-    params_elements: int
-    buffers_elements: int
+    params_elements: Count
+    buffers_elements: Count
     notes: list[str] = []
     """what this rank could not take up of the state that was saved, one sentence each"""
+    held_round: Number | None = None
+    """after ``Rewind``: the round whose consensus this rank holds again; below 0 what the run began with"""
+    held_hash: str = ""
+    """XXH3-64 (hex) of that consensus"""
 
 
 class StartChunk(Message, frozen=True):
     """controller -> rank: train these samples of the epoch's permutation, then report and wait."""
 
-    epoch: int
-    offset: int
+    epoch: Count
+    offset: Count
     """first position in the permutation, in samples"""
-    size: int
+    size: Count
     """samples; the last batch may be partial"""
-    batches: int
-    global_step: int
+    batches: Count
+    global_step: Count
     """cohort steps before this window: the clock of learning-rate schedules"""
 
 
 class BatchDone(Message, frozen=True):
     """rank -> controller, one a batch."""
 
-    batch_ms: float
+    batch_ms: Amount
     """forward, backward, optimizer and emulated padding"""
-    data_ms: float
+    data_ms: Amount
     """waiting for and collating the batch"""
-    steps: int
+    steps: Count
     """the rank's local optimizer steps since it started, this one included"""
-    samples: int
+    samples: Count
     loss: float | None
     """none when the loss was not finite"""
 
@@ -252,30 +261,41 @@ class BatchDone(Message, frozen=True):
 class ChunkDone(Message, frozen=True):
     """rank -> controller: every sample of the chunk in flight was trained on."""
 
-    epoch: int
-    offset: int
-    size: int
+    epoch: Count
+    offset: Count
+    size: Count
 
 
 class RequestParams(Message, frozen=True):
     """controller -> rank: have your values in the arena, and leave them until the round is over."""
 
-    round: int
-    attempt: int
+    round: Number
+    attempt: Count
     initial: bool
-    """the broadcast before training: rank 0 has mass 1, the others none; values travel, not differences"""
-    encoding: int = 0
+    """the broadcast before training: ``root`` has mass 1, the others none; values travel, not differences"""
+    encoding: Count = 0
     """a ``wire.frames.Encoding``: how the host streams parameters; buffers and the initial broadcast are f32"""
     excluded: bool = False
     """what this rank contributed was refused: it declares no work this time, and starts anew from the consensus"""
+    root: Count = 0
+    """the rank whose values an initial broadcast brings"""
+    brings: Number | None = None
+    """the round whose consensus those are, where a cohort goes on from one"""
+
+
+class Rewind(Message, frozen=True):
+    """relay -> rank: the controller was lost. Finish the batch in hand, forget what was done since the last round, take
+    its consensus again, and say ``RankReady``."""
+
+    reason: str
 
 
 class SnapshotReady(Message, frozen=True):
     """rank -> relay: the arena holds this rank's values. Stays on the host."""
 
-    round: int
-    attempt: int
-    steps: int
+    round: Number
+    attempt: Count
+    steps: Count
     """optimizer steps since the last committed round: the realized work"""
     mass: float
     mover_mass: float
@@ -292,23 +312,23 @@ class Contribution(Message, frozen=True):
     initial broadcast ``sum of mass * value``. Elements in ``still`` amount to nothing and are left out.
     """
 
-    round: int
-    attempt: int
-    steps: dict[int, int]
-    masses: dict[int, float]
-    mover_masses: dict[int, float]
-    params_elements: int
-    buffers_elements: int
+    round: Number
+    attempt: Count
+    steps: dict[Count, Count]
+    masses: dict[Count, float]
+    mover_masses: dict[Count, float]
+    params_elements: Count
+    buffers_elements: Count
     still: Ranges = []
 
 
 class NonFinite(Message, frozen=True):
     """relay -> controller on the data link: a rank contributes this; no further chunk of the attempt follows."""
 
-    round: int
-    attempt: int
-    rank: int
-    element: int
+    round: Number
+    attempt: Count
+    rank: Count
+    element: Count
     """first bad element, counted from the arena's start"""
     value: str
     """nan, inf or -inf"""
@@ -321,8 +341,8 @@ class UpdateComing(Message, frozen=True):
     do not change and are left out.
     """
 
-    round: int
-    attempt: int
+    round: Number
+    attempt: Count
     absolute: bool
     """the initial broadcast: the chunks are the values themselves"""
     still: Ranges = []
@@ -334,18 +354,18 @@ class UpdateStaged(Message, frozen=True):
     """relay -> rank, now and then while an update streams in: the new consensus is in this file up to there. Nothing is
     committed; a rank that waits may hash and measure it in the meantime. Stays on the host."""
 
-    round: int
-    attempt: int
+    round: Number
+    attempt: Count
     consensus: str
-    stop: int
+    stop: Count
     """elements from the arena's start"""
 
 
 class RoundCommitted(Message, frozen=True):
     """controller -> relay and rank: adopt what was streamed for this attempt."""
 
-    round: int
-    attempt: int
+    round: Number
+    attempt: Count
     realized: bool
     """false: nobody worked, nothing was streamed, keep what you have"""
     buffers_realized: bool
@@ -357,28 +377,28 @@ class RoundAborted(Message, frozen=True):
     """controller -> relay: forget this attempt; the next one follows as RequestParams. Relay-only hosts hear it on the
     data link."""
 
-    round: int
-    attempt: int
+    round: Number
+    attempt: Count
     reason: str
 
 
 class SyncAck(Message, frozen=True):
     """rank -> controller: the consensus is adopted."""
 
-    round: int
+    round: Number
     divergence: float
     """norm(before - after) / norm(after) over the parameters"""
     pre_norm: float
     post_norm: float
     params_hash: str
     """hash of the consensus as this rank read it for this round, empty when not asked for"""
-    pack_ms: float
-    load_ms: float
+    pack_ms: Amount
+    load_ms: Amount
     """copying the consensus in"""
-    wait_ms: float
+    wait_ms: Amount
     """between the end of the last batch and the request for parameters; where work goes on during a round, all the time
     without work since the previous request"""
-    reduce_ms: float
+    reduce_ms: Amount
     """from the request to adoption, packing and loading included; where work goes on meanwhile, those two only"""
     lr: float | None = None
     """learning rate of the optimizer's first parameter group; none when it has none"""
@@ -387,8 +407,8 @@ class SyncAck(Message, frozen=True):
 class Update(Message, frozen=True):
     """controller -> rank: the round is closed; the cohort's clock."""
 
-    round: int
-    global_step: int
+    round: Number
+    global_step: Count
 
 
 class Shutdown(Message, frozen=True):
@@ -400,7 +420,7 @@ class Shutdown(Message, frozen=True):
 class Exiting(Message, frozen=True):
     """rank -> controller: last message of a rank that leaves on purpose."""
 
-    steps: int
+    steps: Count
 
 
 class RankFailed(Message, frozen=True):
@@ -409,21 +429,21 @@ class RankFailed(Message, frozen=True):
     exception: str
     message: str
     last_lines: str
-    last_step: int
+    last_step: Count
 
 
 class DeclareDead(Message, frozen=True):
     """controller -> relays and ranks: this rank is out; its frames are refused from now on. controller -> agent of its
     host: end what is left of it."""
 
-    rank: int
+    rank: Count
     reason: str
 
 
 class RankHello(Message, frozen=True):
     """rank -> relay on the host's unix socket: who speaks."""
 
-    rank: int
+    rank: Count
 
 
 MESSAGES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
@@ -433,7 +453,7 @@ AnyMessage = (
     | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
     | NonFinite | UpdateComing | UpdateStaged | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
     | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown
-    | Exiting | RankFailed | DeclareDead | RankHello
+    | Exiting | RankFailed | DeclareDead | RankHello | Rewind
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-Ranges = list[tuple[int, int]]
+from wire.numbers import Count
+
+Ranges = list[tuple[Count, Count]]
 
 
 def normalized(pairs: Iterable[tuple[int, int]]) -> Ranges:

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from wire.numbers import Amount, Count, Number, Word
 from wire.ranges import Ranges as Ranges
 
 
@@ -20,14 +21,14 @@ class Device(Record, frozen=True):
     type: str
     """cpu or cuda"""
     name: str = ""
-    memory_bytes: int = 0
+    memory_bytes: Count = 0
 
 
 class Versions(Record, frozen=True):
     """What runs on a host; absent parts are empty strings."""
 
     marchline: str
-    wire: int
+    wire: Count
     python: str
     torch: str = ""
     cuda: str = ""
@@ -45,8 +46,8 @@ class TensorSpec(Record, frozen=True):
     name: str
     section: str
     dtype: str
-    shape: list[int]
-    offset: int = -1
+    shape: list[Count]
+    offset: Number = -1
     alias_of: str = ""
     frozen: bool = False
     """a parameter that needed no gradient when the model was built; it travels only if it moves all the same"""
@@ -55,27 +56,27 @@ class TensorSpec(Record, frozen=True):
 class RankAssignment(Record, frozen=True):
     """A rank's number and the device that it owns on its host."""
 
-    rank: int
-    local_rank: int
+    rank: Count
+    local_rank: Count
     device: str
 
 
 class TrainingPlan(Record, frozen=True):
     """What every rank of the cohort must agree on; frozen when the world forms."""
 
-    run_id: int
+    run_id: Count
     job: str
     """``path/file.py:Name`` below the worker's own job directory"""
     params: dict[str, Any]
     mode: str
     """cpu_sync, cpu_cadence, cpu_async, nccl_sync, nccl_cadence"""
-    batch_size: int
-    epochs: int
-    seed: int
+    batch_size: Count
+    epochs: Count
+    seed: Count
     gamma: float
     verify_consensus: bool
     """ranks report a hash of the consensus that they adopted after every round"""
-    total_samples: int
+    total_samples: Count
     write_back: str = "delta"
     """what a rank that worked on while the round was open does with its own progress: overwrite, blend or delta"""
     blend_alpha: float = 0.5
@@ -87,20 +88,20 @@ class TrainingPlan(Record, frozen=True):
 class RankProgress(Record, frozen=True):
     """What the agent reads from a rank's shared-memory counter; user code cannot starve it."""
 
-    rank: int
-    state: str
+    rank: Count
+    state: Word
     """starting, idle, working, reducing, evaluating, saving, exited"""
-    steps: int
+    steps: Count
     """local optimizer steps since the rank started"""
-    state_seconds: float
+    state_seconds: Amount
     """how long the rank has been in this state, by the host's monotonic clock"""
-    rss_bytes: int = 0
+    rss_bytes: Count = 0
 
 
 class ExitCause(Record, frozen=True):
     """Why a rank's process ended, as far as its host can tell."""
 
-    code: int
+    code: Number
     """exit code; negative for a signal"""
     signal: str = ""
     """SIGKILL, SIGSEGV, ... by name"""
@@ -109,13 +110,13 @@ class ExitCause(Record, frozen=True):
     message: str = ""
     last_lines: str = ""
     """end of the rank's stderr, at most 4 KiB"""
-    last_step: int = 0
-    peak_rss_bytes: int = 0
+    last_step: Count = 0
+    peak_rss_bytes: Count = 0
     clean: bool = False
     """the rank was told to stop and did"""
-    memory_kills: int = 0
+    memory_kills: Count = 0
     """processes of the host's control group that the kernel killed for memory just then, when that explains this end"""
-    memory_limit_bytes: int = 0
+    memory_limit_bytes: Count = 0
     """the limit that was reached; 0 when there is none, or none that the kernel tells"""
-    seen_seconds_ago: float = 0.0
+    seen_seconds_ago: Amount = 0.0
     """from the process's end to this report"""

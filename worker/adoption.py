@@ -18,8 +18,8 @@ from wire.arithmetic import aligned
 from worker.arena_file import FloatArray
 from worker.write_back import WriteBack
 
-BLOCK_ELEMENTS = 1 << 17
-"""elements of one block: before and after are 512 KiB each, within a core's own cache"""
+BLOCK_ELEMENTS = 1 << 18
+"""elements of one block: before and after are 1 MiB each, within a cache"""
 _ROW = 1 << 13
 """elements of one dot product: short enough for sums of squares in f32, too short for BLAS to use threads"""
 _ONES = np.ones(BLOCK_ELEMENTS // _ROW, np.float32)

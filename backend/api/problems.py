@@ -22,6 +22,8 @@ from backend.runtime.jobs import JobProblem
 from backend.store.errors import LocalError, StoreError
 
 MEDIA_TYPE = "application/problem+json"
+MAX_SHOWN = 2000
+"""characters of a problem's sentence"""
 _CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 408: "body_too_slow"}
 
 log = logging.getLogger(__name__)
@@ -82,18 +84,27 @@ def field_errors(problems: Sequence[FieldProblem]) -> list[FieldError]:
 
 def response_of(problem: ApiProblem, path: str) -> Response:
     """The HTTP answer, which is one for a refused websocket handshake as well. ``path`` is decoded."""
+    errors = [{name: _shown(text) for name, text in error.model_dump().items()} for error in problem.errors]
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(problem.status).phrase,
         "status": problem.status,
-        "detail": problem.detail,
+        "detail": _shown(problem.detail),
         "instance": quote(path, safe="/:@!$&'()*+,;=~"),
         "code": problem.code,
-        "errors": [error.model_dump() for error in problem.errors],
+        "errors": errors,
     }
     if problem.phase is not None:
         body["phase"] = problem.phase
     return Response(msgspec.json.encode(body), problem.status, problem.headers, media_type=MEDIA_TYPE)
+
+
+def _shown(text: str) -> str:
+    """A caller's own words in an answer: nothing that steers a terminal, and no more than anybody reads."""
+    shown = "".join(
+        letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}" for letter in text
+    )
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[: MAX_SHOWN - 1]}…"
 
 
 def internal(error: Exception, method: str, path: str) -> ApiProblem:

@@ -1,4 +1,4 @@
-"""JSON bodies read strictly: no NaN, no repeated keys, no deep nests; what is refused is refused by name."""
+"""JSON bodies read strictly: UTF-8, no NaN, no repeated keys, no deep nests; what is refused is refused by name."""
 
 from __future__ import annotations
 
@@ -13,19 +13,36 @@ from fastapi.routing import APIRoute
 from backend.api.problems import ApiProblem
 
 MAX_DEPTH = 32
+_SURROGATE = "\\ud"
+"""how an escape begins that may be half of a character"""
 
 
 def parse(body: bytes) -> Any:
     """The value of a JSON text. Raises ``ApiProblem`` json_invalid."""
     try:
-        value = json.loads(body, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise _invalid("it is not UTF-8") from error
+    try:
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unrepeated)
     except RecursionError as error:
         raise _invalid("it is nested too deeply") from error
     except ValueError as error:
         raise _invalid(str(error)) from error
     if _depth_exceeds(value, MAX_DEPTH):
         raise _invalid(f"it is nested more than {MAX_DEPTH} deep")
+    if _SURROGATE in text.lower() and not _is_writable(value):
+        raise _invalid("it has half of a surrogate pair, which is no character")
     return value
+
+
+def _is_writable(value: Any) -> bool:
+    """Whether all text in it can be stored and sent on: a lone surrogate can be neither."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _invalid(why: str) -> ApiProblem:

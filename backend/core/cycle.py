@@ -56,11 +56,23 @@ class OpenedRound:
 class Cycle:
     """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
 
-    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0, *, first_round: int = 0) -> None:
-        """``first_round`` follows the initial one: a resumed run goes on counting."""
+    def __init__(
+        self,
+        params_elements: int,
+        buffers_elements: int,
+        encoding: int = 0,
+        *,
+        first_round: int = 0,
+        root: int = 0,
+        brings: int | None = None,
+    ) -> None:
+        """``first_round`` follows the initial one, which brings ``root``'s values, the consensus of round ``brings`` if
+        there was one: a resumed run goes on counting."""
         self.params_elements = params_elements
         self.buffers_elements = buffers_elements
         self.first_round = first_round
+        self.root = root
+        self.brings = brings
         self.encoding = encoding
         """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
         self.next_round = INITIAL_ROUND
@@ -106,6 +118,14 @@ class Cycle:
                 return rank, f"it holds {event.steps[rank]} batches of rank {rank}, which is left out of this round"
         return None
 
+    def claims(self, event: RoundFinished) -> dict[int, int]:
+        """The contributions that say what their rank did: all but those of ranks that are left out of the round, and
+        none of an attempt that is stale."""
+        current = self.open
+        if current is None or current.finished or (event.round, event.attempt) != (current.round, current.attempt):
+            return {}
+        return {rank: steps for rank, steps in event.steps.items() if rank not in current.excluded}
+
     def retry(self, hosts: dict[int, tuple[int, ...]], reason: str) -> list[Effect]:
         """Drop the attempt in which somebody died or was refused and ask the others again; their arenas are
         untouched."""
@@ -119,10 +139,12 @@ class Cycle:
         return effects + self._request()
 
     def abandon(self, reason: str) -> list[Effect]:
-        """Nobody is left to finish the round, or the run ends: drop it."""
+        """Nobody is left to finish the round, or the run ends: drop it. It does not count as closed."""
         current, self.open = self.open, None
         if current is None or current.finished:
             return []
+        if current.round != INITIAL_ROUND:
+            self.next_round = current.round  # no other will be opened, so none can be taken for this one
         return [AbortRound(current.round, current.attempt, reason)]
 
     def acknowledge(self, rank: int, ack: SyncAck) -> bool:
@@ -181,6 +203,8 @@ class Cycle:
             )
         ]
         for rank in sorted(current.ranks):
-            request = RequestParams(current.round, current.attempt, initial, encoding, rank in current.excluded)
+            excluded = rank in current.excluded
+            start = (self.root, self.brings) if initial else ()
+            request = RequestParams(current.round, current.attempt, initial, encoding, excluded, *start)
             effects.append(SendRank(rank, request))
         return effects

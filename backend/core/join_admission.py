@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from backend.core.join_phases import ranks
+from backend.core.model import impossible
 from backend.core.resume import Resume
 from wire.messages import WIRE_VERSION, Device, Hello, ProbeReport, TensorSpec, Versions
 
@@ -299,7 +300,9 @@ def _refuse_model(hello: Hello, report: ProbeReport, door: Door) -> Refusal | No
     if not any(tensor.section == "params" for tensor in report.layout):
         return Refusal("empty_model", f"The model on {hello.host} has no parameters to train; check build_model.")
     if door.reference is None:
-        return None
+        why = impossible(report.layout)
+        text = f"The model that {hello.host} reports cannot be: {clipped(why, MAX_ERROR_TEXT)}; is its worker damaged?"
+        return Refusal("impossible_model", text) if why else None
     difference = first_difference(hello.host, report.layout, door.first, door.reference.layout)
     if difference is None:
         return None

@@ -108,11 +108,15 @@ class AsyncTraining(Training):
         return len(self._pending[rank])
 
     def overclaim(self, steps: Mapping[int, int]) -> tuple[int, str] | None:
-        """A rank that contributed more batches than it was dealt, and why that cannot be."""
+        """A rank that contributed more batches than it was dealt, or fewer than it had reported when the round was
+        opened, and why that cannot be."""
+        planned = self.window.planned if self.window else {}
         for rank, batches in steps.items():
             held = self.pool.held_batches(rank) if self.pool else 0
             if batches > held:
                 return rank, f"it holds {batches} batches of rank {rank}, which was dealt {held}"
+            if batches < planned.get(rank, 0):
+                return rank, f"it holds {batches} batches of rank {rank}, which reported {planned[rank]} before"
         return None
 
     def may_stop(self) -> bool:

@@ -157,7 +157,11 @@ class Training:
         return any(self.steps(rank) > 0 for rank in self.world.alive())
 
     def overclaim(self, steps: Mapping[int, int]) -> tuple[int, str] | None:
-        """A contribution that cannot be what the rank did: whose, and why; none when all are plausible."""
+        """A contribution that cannot be what the rank did: whose, and why; none when all are plausible. One that holds
+        less would leave samples behind that no round accepts and nobody may be dealt."""
+        for rank, batches in steps.items():
+            if batches != self.steps(rank):
+                return rank, f"it holds {batches} batches of rank {rank}, which reported {self.steps(rank)}"
         return None
 
     def may_stop(self) -> bool:

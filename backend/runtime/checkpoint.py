@@ -159,8 +159,7 @@ class CheckpointWriter:
             raise TensorFileError("no round has been committed, so there is nothing to save")
         layout = _layout(effect.manifest)
         files = self._close_states(effect.states, directory)
-        first = next((directory / state_file(rank) for rank in effect.states), None)
-        entries, missing = model_entries(layout, consensus, first)
+        entries, missing = self._entries(layout, consensus, [directory / state_file(rank) for rank in effect.states])
         written = files[MODEL] = tensor_file.write(directory / MODEL, entries)
         if any(spec.dtype not in WIDE for spec in layout if spec.section != "local"):
             files[ARENA] = _vector(directory / ARENA, CONSENSUS, consensus)
@@ -178,6 +177,20 @@ class CheckpointWriter:
         sync_directory(self._place.root)
         return written
 
+    def _entries(self, layout: list[TensorSpec], consensus: Arena, states: list[Path]) -> tuple[list[Entry], list[str]]:
+        """The model's entries with the local tensors of the first rank whose state has them: one that hands over
+        nonsense spoils nobody's checkpoint. Raises ``TensorFileError`` for the first state when none will do."""
+        faults: list[TensorFileError] = []
+        for state in states:
+            try:
+                return model_entries(layout, consensus, state)
+            except TensorFileError as fault:
+                faults.append(fault)
+                log.warning("checkpoint %d of run %d passes over a state: %s", self._number, self._place.run_id, fault)
+        if faults:
+            raise faults[0]
+        return model_entries(layout, consensus, None)
+
     def _close_states(self, whole: tuple[int, ...], directory: Path) -> dict[str, Written]:
         """Sync the states that came whole, remove the others."""
         files = {}
@@ -185,6 +198,7 @@ class CheckpointWriter:
             with state.file as file:
                 file.flush()
                 if rank in whole:
+                    failpoints.hit("checkpoint.sync", name=state_file(rank))
                     os.fsync(file.fileno())
                     files[state_file(rank)] = Written(state.bytes, state.digest.hexdigest())
                 else:
@@ -286,4 +300,5 @@ def _write_manifest(path: Path, effect: WriteCheckpoint, facts: dict[str, Any]) 
         json.dump(whole, file, indent=1, allow_nan=False)
         file.write("\n")
         file.flush()
+        failpoints.hit("checkpoint.sync", name=path.name)
         os.fsync(file.fileno())

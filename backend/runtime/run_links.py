@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from backend.core.join_admission import MAX_NAME
 from backend.core.vocabulary import Event, LinkLost, RelayAttached, RelayLost
 from backend.runtime.health import HostBeats
 from backend.runtime.outbox import Outbox
@@ -19,6 +20,9 @@ from wire.beats import Beats
 from wire.codes import CloseCode
 from wire.messages import ChildLost, Message
 from wire.session import Channel
+
+MAX_BEATS = 1024
+"""names of hosts whose heartbeats are counted"""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class Relay:
     links: dict[Channel, Outbox] = field(default_factory=dict)
     via: int | None = None
     lost: bool = False
+    announced: bool = False
+    """the core knows of it: both links were up"""
     shares_memory: bool = False
     """its data is read and written where it lies, not streamed"""
 
@@ -72,8 +78,11 @@ class RunLinks:
         self._joins[link] = outbox
 
     def beats_of(self, host: str, period: float) -> HostBeats:
-        """Where to count this host's heartbeats; a host that comes back is not late for its absence."""
-        beats = self.beats.setdefault(host, HostBeats(Beats(period)))
+        """Where to count this host's heartbeats; a host that comes back is not late for its absence. Whoever says hello
+        under ever new names is counted for nobody."""
+        name, beats = host.strip()[:MAX_NAME], HostBeats(Beats(period))
+        if name in self.beats or len(self.beats) < MAX_BEATS:
+            beats = self.beats.setdefault(name, beats)
         beats.here.paused()
         return beats
 
@@ -174,12 +183,14 @@ class RunLinks:
         return found
 
     def relay_ended(self, channel: Channel, host: int, outbox: Outbox, reason: str) -> None:
-        """One of a relay's links is over: the other one is of no use any more."""
+        """One of a relay's links is over: the other one is of no use any more. A relay that was not there yet may dial
+        again."""
         relay = self._relays.get(host)
         if relay is None or relay.links.get(channel) is not outbox:
             return
         del relay.links[channel]
-        self._lose(host, relay, f"the {channel.name.lower()} link ended: {reason}")
+        if relay.announced or self.is_relay_only(host):
+            self._lose(host, relay, f"the {channel.name.lower()} link ended: {reason}")
 
     def owner(self, rank: int) -> int | None:
         """The host that a rank belongs to."""
@@ -270,6 +281,13 @@ class RunLinks:
             self._lose(host, self._relays.setdefault(host, Relay()), "its control link is not attached")
         return outbox
 
+    def lose(self, rank: int, reason: str) -> None:
+        """What this rank does must not go on: its host's relay is lost."""
+        host = self._owner.get(rank)
+        relay = None if host is None else self._relays.get(host)
+        if host is not None and relay is not None:
+            self._lose(host, relay, reason)
+
     def _lose(self, host: int, relay: Relay, reason: str) -> None:
         if relay.lost or self._over:
             return
@@ -295,6 +313,7 @@ class RunLinks:
     def _announce(self, host: int, relay: Relay) -> None:
         """The core hears of a relay once both of its links are up."""
         if self._expected[host] and relay.has(Channel.CONTROL) and relay.has(Channel.DATA):
+            relay.announced = True
             self._post(RelayAttached(host, relay.via))
 
     def _remember(self, outbox: Outbox) -> None:

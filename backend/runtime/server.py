@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import logging
+import signal
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -23,6 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 from websockets.protocol import State
 
+from backend.runtime.census import REFUSALS, Census
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import Limits, source_of
 from wire.bulk import BulkFrame, PatientSocket, Splitter
@@ -35,8 +36,10 @@ UNKNOWN_SOURCE = "unknown"
 BULK = "marchline.bulk"
 """the ASGI extension of a websocket that takes framed bytes and gives ``BulkFrame``"""
 BULK_PATH = "/ws/data"
-REFUSALS = 16
-"""connections beyond the limit that are told so at one time; more are dropped unread"""
+MAX_HEAD_BYTES = 64 << 10
+"""of a request's head, beyond the read in which it begins; the parser itself would take any number"""
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 log = logging.getLogger(__name__)
 
@@ -63,62 +66,15 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Census:
-    """Open connections, in all and by source."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.refused_total = 0
-        self.refusing = 0
-        """refused connections that are still being told"""
-        self._by_source: Counter[str] = Counter()
-
-    @property
-    def open(self) -> int:
-        """Connections of all sources."""
-        return self._by_source.total()
-
-    def enter(self, source: str) -> bool:
-        """Count a connection; false when this source, or everybody together, has too many."""
-        full = self._by_source[source] >= self.limits.connections_per_source or self.open >= self.limits.connections
-        if full:
-            self.refused_total += 1
-            if not self._by_source[source]:
-                del self._by_source[source]
-            return False
-        self._by_source[source] += 1
-        return True
-
-    def refusal(self, source: str) -> bytes:
-        """What a connection that was not let in gets for its request: a problem, as HTTP."""
-        crowded = self._by_source[source] >= self.limits.connections_per_source
-        bound = self.limits.connections_per_source if crowded else self.limits.connections
-        whose = "from your address" if crowded else "in all"
-        cure = "close a few pages, let a host go, or start it with a higher limit of open files (ulimit -n)"
-        detail = f"The controller holds {bound} connections {whose}, and takes no more; {cure}."
-        body = {
-            "type": "about:blank",
-            "title": "Service Unavailable",
-            "status": 503,
-            "detail": detail,
-            "code": "connections_full",
-            "errors": [],
-        }
-        content = json.dumps(body).encode("ascii")
-        head = f"content-type: application/problem+json\r\ncontent-length: {len(content)}\r\nretry-after: 5\r\n"
-        return f"HTTP/1.1 503 Service Unavailable\r\n{head}connection: close\r\n\r\n".encode("ascii") + content
-
-    def leave(self, source: str) -> None:
-        """A counted connection is over."""
-        self._by_source[source] -= 1
-        if self._by_source[source] <= 0:
-            del self._by_source[source]
-
-
 class GuardedHttp(HttpToolsProtocol):
-    """HTTP with a deadline for headers and body, counted by source. ``census`` is set by ``guarded``."""
+    """HTTP with a bound on headers, a deadline for them and the body, counted by source. ``census`` is set by
+    ``guarded``."""
 
     census: Census
+    _head: int | None = None
+    """bytes of a head that has begun and not ended, without those of the read in which it began; none between heads"""
+    _heads = 0
+    """that have begun"""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the connection, or drop it."""
@@ -142,13 +98,28 @@ class GuardedHttp(HttpToolsProtocol):
         self._let_go()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Take what came, and refuse a head that doesn't end."""
+        before = self._heads
+        super().data_received(data)
+        if self._head is None or self._heads != before:
+            return
+        self._head += len(data)
+        if self._head > MAX_HEAD_BYTES and not self.transport.is_closing():
+            log.info("%s sent a request whose head is over %d KiB", self._source, MAX_HEAD_BYTES >> 10)
+            self.transport.write(_HEAD_TOO_LARGE)
+            self.transport.close()
+
     def on_message_begin(self) -> None:
         """A request's first byte came."""
+        self._head = 0
+        self._heads += 1
         self._arm(self.census.limits.request_head_seconds)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head is whole; the body has a deadline of its own."""
+        self._head = None
         if self._refusal:
             self.transport.write(self._refusal)
             self.transport.close()
@@ -226,6 +197,8 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         """Take large frames out; the rest is the library's. Between two wakings, wait for the frame that has begun."""
         if self._splitter is None or not self.handshake_complete:
             super().data_received(data)
+            if self.conn.handshake_exc is not None and not self.handshake_complete:
+                self._refuse(b"".join(self.conn.data_to_send()))
             return
         for part in self._splitter.feed(data):
             if not isinstance(part, BulkFrame):
@@ -236,16 +209,49 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
                 self.send_receive_event_to_app()
         self._patient.wait_for(self._splitter.missing)
 
+    def handle_parser_exception(self) -> None:
+        """End a connection whose bytes break the protocol. Before the upgrade is answered there is no close frame to
+        say so in, and nothing that the application could still be told by."""
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+            return
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        self._refuse(_BAD_UPGRADE)
+
+    def send_receive_event_to_app(self) -> None:
+        """A message is whole. Text that is none is a stranger's doing, and no error of ours to be logged as one."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
+            self.frames = []
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
     async def send(self, message: Any) -> None:
         """Write what is framed as it is, under the same flow control; the rest is the library's."""
+        if self.transport.is_closing() and not self.handshake_complete:
+            self._give_up()
         framed = message.get("framed")
         if framed is None:
             await super().send(message)
+            # A refused upgrade is answered once its body is written; the library would log it as an error of ours.
+            self.handshake_complete |= message["type"] == "websocket.http.response.body" and self.close_sent
             return
         await self.writable.wait()
         if self.disconnected or self.conn.state is not State.OPEN:
             raise ClientDisconnected
         self.transport.write(framed)
+
+    def _refuse(self, answer: bytes) -> None:
+        """An upgrade that cannot be: the library prepares an answer, or none, and leaves the connection open."""
+        self._give_up()
+        if not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()
+
+    def _give_up(self) -> None:
+        """The peer went away, or broke the protocol, before its upgrade was answered: whatever is sent fails now."""
+        self.handshake_complete = self.disconnected = True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the connection go."""
@@ -259,11 +265,13 @@ class Server(uvicorn.Server):
     """Lets the controller say goodbye before connections are closed; a signal ends it without ending the process."""
 
     def __init__(
-        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[], Awaitable[None]]
+        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[str], Awaitable[None]]
     ) -> None:
         super().__init__(config)
         self._ready = ready
         self._goodbye = goodbye
+        self.stopped_by = ""
+        """name of the signal that asked for the end, once one did"""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, then say so."""
@@ -273,7 +281,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say goodbye, then close. A second Ctrl-C cuts it short."""
-        goodbye = asyncio.ensure_future(self._goodbye())
+        goodbye = asyncio.ensure_future(self._goodbye(self.stopped_by))
         while not goodbye.done() and not self.force_exit:
             await asyncio.wait([goodbye], timeout=0.1)
         if goodbye.done():
@@ -284,12 +292,25 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Take SIGINT and SIGTERM as a wish to stop, once; uvicorn would raise them again afterwards."""
+        """Take SIGINT, SIGTERM and SIGHUP as a wish to stop, once; uvicorn would raise them again afterwards.
+
+        A SIGHUP that is ignored already, as under nohup, stays so.
+        """
+        before = signal.getsignal(signal.SIGHUP)
         with super().capture_signals():
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
+                if before is not signal.SIG_IGN:
+                    signal.signal(signal.SIGHUP, before)
                 self._captured_signals.clear()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal names the end, so that the record can say who asked for it."""
+        self.stopped_by = self.stopped_by or signal.Signals(sig).name
+        super().handle_exit(sig, frame)
 
 
 def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
@@ -316,6 +337,14 @@ def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
         "log_config": None,
     }
     return uvicorn.Config(app, **(settings | options))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _bound_unacknowledged(transport: asyncio.Transport, limits: Limits) -> None:

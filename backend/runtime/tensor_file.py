@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 
+from wire import failpoints
+
 ALIGNMENT = 8
 METADATA = {"format": "pt"}
 """what loaders of PyTorch expect to find"""
@@ -91,6 +93,7 @@ def write(path: Path, entries: Iterable[Entry]) -> Written:
             digest.update(data)
             total += data.nbytes
         file.flush()
+        failpoints.hit("checkpoint.sync", name=path.name)
         os.fsync(file.fileno())
     return Written(total, digest.hexdigest())
 
@@ -127,7 +130,7 @@ class TensorFile:
             header = json.loads(text, object_pairs_hook=_unique)
             header.pop("__metadata__", None)
             entries = {name: _placed(spec, 8 + length, size) for name, spec in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise TensorFileError(f"the header of {path} cannot be read: {error}") from error
         return cls(path, entries)
 

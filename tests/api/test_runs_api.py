@@ -123,6 +123,8 @@ def test_every_problem_of_a_configuration_is_told_at_once(api: Api) -> None:
         b'{"gamma": 1e999}', b'{"job": "a", "job": "b"}', b"{", b"", b"[" * 30_000, b"{}{}", b"\xff",
         b'{"params": {"a": {"b": 1, "b": 2}}}', b'{"seed": ' + b"9" * 5000 + b"}", b'{"a": "\xff"}',
         b'{"params": ' + b'{"x": ' * 40 + b"1" + b"}" * 41,
+        b'{"params": {"\\ud800": 1}}', b'{"params": {"label": "\\uDFFF"}}', b'{"name": "\xed\xa0\x80"}',
+        '{"epochs": 1}'.encode("utf-16"), b'\xef\xbb\xbf{"epochs": 1}',
     ],
 )  # fmt: skip
 def test_json_that_cannot_be_meant_is_refused(api: Api, text: bytes) -> None:
@@ -130,6 +132,19 @@ def test_json_that_cannot_be_meant_is_refused(api: Api, text: bytes) -> None:
 
     assert answer.status_code == (422 if text == b"" else 400)
     assert problem_of(answer)["code"] == ("invalid_request" if text == b"" else "json_invalid")
+
+
+def test_whole_characters_may_be_escaped(api: Api) -> None:
+    body = b'{"job": "digits.py:Digits", "name": "\\ud83d\\ude00"}'
+    assert api.call("POST", RUNS, {"Content-Type": "application/json"}, content=body).json()["name"] == "\U0001f600"
+
+
+def test_what_a_caller_wrote_steers_no_terminal_and_fills_none(api: Api) -> None:
+    for name in ("\x1b[2J", "\u202e", "x" * 50_000):
+        answer = api.call("POST", RUNS, json={"job": "digits.py:Digits", name: 1})
+        assert answer.status_code == 422
+        assert name not in problem_of(answer)["detail"]
+        assert len(answer.content) < 8000
 
 
 def test_json_of_another_type_is_refused(api: Api) -> None:
@@ -303,6 +318,21 @@ def test_a_checkpoint_is_listed_and_downloaded(api: Api) -> None:
         assert answer.headers["content-length"] == str(len(content))
         assert answer.headers["content-disposition"].endswith(f'checkpoint{number}.safetensors"')
         assert answer.headers["content-type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    "ranges", ["bytes=0-1", "bytes=5-2", "bytes=" + ",".join(f"{n}-{n + 1}" for n in range(10_000)), "bytes=-1", "x"]
+)
+def test_ranges_are_not_served_however_many_are_asked_for(api: Api, ranges: str) -> None:
+    """Merging ten thousand ranges once took a server minutes (CVE-2025-62727); the whole file takes one pass."""
+    run_id, content = finished(api), os.urandom(5000)
+    (api.controller.settings.data_dir / "model").write_bytes(content)
+    saved(api, run_id, 0, "model", content)
+    answer = api.call("GET", f"{RUNS}/{run_id}/checkpoints/0/model", {"Range": ranges})
+    assert (answer.status_code, answer.content) == (200, content)
+    assert "accept-ranges" not in answer.headers
+    for path in ("/app/main.js", "/"):
+        assert api.anybody("GET", path, {"Range": ranges}).status_code == 200
 
 
 def test_a_checkpoint_is_never_read_from_elsewhere(api: Api, tmp_path: Path) -> None:

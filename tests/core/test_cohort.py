@@ -6,8 +6,9 @@ import pytest
 from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
-from backend.core.vocabulary import Effect, Lagged, OpenRound, SendRelay
-from wire.messages import RoundCommitted
+from backend.core.vocabulary import Effect, Lagged, OpenRound, RankSaid, SendRelay
+from simulation.played import Packed, PlayedRank
+from wire.messages import RankReady, RequestParams, RoundCommitted
 
 
 def config(**changes: object) -> RunConfig:
@@ -175,6 +176,21 @@ class TestDeaths:
         assert play.end and play.end.phase == "failed"
         assert "All 2 ranks are dead" in play.end.reason
 
+    def test_a_round_that_nobody_is_left_to_finish_counts_for_nothing(self) -> None:
+        play = Rehearsal(config(fixed_counts=(3, 1)), samples=40, reduce_seconds=1.0)
+        for name in "ab":
+            play.join(name, 1.0)
+        play.run(until=0.01)
+        play.operate("start")
+        play.at(3.5, lambda: (play.kill(0), play.kill(1)))
+        play.run()
+        assert play.end and play.end.reason.startswith("AllRanksLost")
+        rounds = [row["round"] for row in play.rows("rounds")]
+        assert rounds == list(range(len(rounds))) and rounds
+        (saved,) = play.rows("checkpoints")
+        assert saved["round"] == rounds[-1], "what is saved is the consensus of the last one that was closed"
+        assert [row["rounds_done"] for row in play.rows("runs") if "rounds_done" in row][-1] == len(rounds)
+
     def test_a_run_may_refuse_any_death(self) -> None:
         play = formed((10.0,), (10.0,), samples=200, max_failure=1)
         play.at(0.3, lambda: play.kill(0))
@@ -200,6 +216,35 @@ class TestDeaths:
         play = formed((10.0,), (10.0,), samples=20).run()
         assert play.end and play.end.phase == "done"
         assert play.rows("deaths") == []
+
+
+class Liar(Rehearsal):
+    """Rank 1 declares another number of steps than it reported, in the second round."""
+
+    claims = 0
+
+    def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
+        if (played.rank, request.round, request.attempt) == (1, 1, 0):
+            packed.steps = self.claims
+        super().contribute(played, request, packed)
+
+
+class TestClaims:
+    @pytest.mark.parametrize("claims", [0, 1, 99])
+    def test_a_contribution_that_is_not_what_was_reported_costs_its_host_and_nobody_else(self, claims: int) -> None:
+        """Samples that a rank trained and no round accepts would be nobody's, and the epoch would never end."""
+        play = Liar(config(quorum=2, min_anchor=2), samples=60)
+        play.claims = claims
+        for name in ("a", "b"):
+            play.join(name, 10.0)
+        play.run(until=0.01)
+        play.operate("start")
+        play.run()
+        assert play.end and play.end.phase == "done"
+        (death,) = play.rows("deaths")
+        assert death["rank"] == 1
+        assert f"it holds {claims} batches of rank 1, which reported" in death["reason"]
+        assert [row["samples_accepted"] for row in play.rows("epochs") if "samples_accepted" in row] == [60]
 
 
 class TestLag:
@@ -246,6 +291,22 @@ class TestOperator:
 
 
 class TestBounds:
+    def test_a_model_of_another_size_than_the_job_has_is_named_before_memory_is_asked_for(self) -> None:
+        """The controller reserves what rank 0 says its parameters take."""
+        play = formed((10.0,), (10.0,))
+        play.run(until=0.02)
+        play.feed(RankSaid(0, RankReady("L", 1 << 40, 0)))
+        assert play.end and "1099511627776 parameter and 0 buffer elements, not of 1 and 0" in play.end.reason
+        assert not [item for _, _, item in play.log if isinstance(item, OpenRound)]
+
+    def test_a_rank_with_much_to_say_of_itself_fills_no_database(self) -> None:
+        play = formed((10.0,), (10.0,))
+        play.run(until=0.02)
+        play.feed(RankSaid(0, RankReady("L", 1, 0, ["x" * 10_000] * 5000)))
+        said = [row["text"] for row in play.rows("events") if row["kind"] == "state_not_restored"]
+        assert len(said) == 20
+        assert max(map(len, said)) < 600
+
     def test_forming_ends_with_who_was_missing(self) -> None:
         play = Rehearsal(config(quorum=2))
         play.join("a", 1.0)

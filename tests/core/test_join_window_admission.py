@@ -333,6 +333,27 @@ def test_nccl_releases(version, release):
 
 
 EXTRA = TensorSpec(name="extra", section="buffers", dtype="float32", shape=[2], offset=2304)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"shape": [1 << 40, 1 << 40]}, "more than the"),
+        ({"shape": [3, 65]}, "tensor norm.mean lies at element 2240, not at 2243"),
+        ({"offset": 0}, "lies at element 0, not at 2048"),
+        ({"section": "elsewhere"}, "section elsewhere, out of order"),
+        ({"name": "body.weight"}, "two tensors named body.weight"),
+        ({"alias_of": "nobody", "offset": -1}, "tied to nobody"),
+    ],
+)
+def test_a_model_that_cannot_be_never_becomes_the_reference(changes, words):
+    """Whatever a damaged first host reports, the honest hosts behind it are not measured by it."""
+    window = seated()
+    refused = join(window, 1, hello("a"), report(layout=with_tensor(1, **changes)))
+    assert (refused.code, words in refused.reason) == ("impossible_model", True), refused.reason
+    assert join(window, 2, hello("b"), report()) == Admission(0, (0,))
+
+
 SWAPPED = [LAYOUT[1], LAYOUT[0], LAYOUT[2]]
 
 

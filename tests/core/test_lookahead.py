@@ -334,9 +334,11 @@ def test_a_death_while_the_round_is_summed_leaves_the_others_at_work(when: float
     assert accepted(ahead) == [600]
 
 
-def test_a_contribution_beyond_what_was_dealt_costs_its_host_and_is_not_summed() -> None:
+@pytest.mark.parametrize("lie", [100, -4])
+def test_a_contribution_that_cannot_be_what_was_done_costs_its_host_and_is_not_summed(lie: int) -> None:
+    """More than was dealt, or less than was reported before the round was opened."""
     ahead = play(5.0, 10.0, samples=300, max_anchor=5)
-    ahead.at(0.5, lambda: ahead.lies.update({1: 100}))
+    ahead.at(0.5, lambda: ahead.lies.update({1: lie}))
     ahead.run()
     assert ahead.end and ahead.end.phase == "done"
     (death,) = ahead.rows("deaths")

@@ -68,6 +68,8 @@ def test_what_may_be_chosen(changes):
             [("relax_up", "relax_up_without_guard")],
         ),
         ({"mode": "nccl_cadence"}, [("mode", "mode_unavailable")]),
+        ({"heartbeat_seconds": 0.0}, [("heartbeat_seconds", "below_minimum")]),
+        ({"heartbeat_seconds": 1e-31}, [("heartbeat_seconds", "below_minimum")]),
         ({"heartbeat_timeout_seconds": 2.0}, [("heartbeat_timeout_seconds", "heartbeat_timeout_too_short")]),
         ({"stall_seconds": 299.0}, [("stall_seconds", "stall_ceiling_too_short")]),
         ({"stall_seconds": math.inf}, [("stall_seconds", "not_finite")]),

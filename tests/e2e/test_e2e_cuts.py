@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from odometers import assert_exact
-from proxy import Proxy, proxied
 from stage import THOROUGH, Stage, wait_for
+
+from benchmarks.havoc.proxy import Proxy, proxied
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(480)]
 MEGABYTE = 1 << 20
@@ -86,7 +87,7 @@ def test_a_host_that_does_not_read_delays_nobody_else(marchline: Stage, tmp_path
     )
     with ExitStack() as stack:
         (_, held) = behind_proxies(marchline, stack, slow, 2)
-        held.hold_down()
+        held.hold("down", "data")
         stuck = stands_still(marchline, slow)
         passed = marchline.view(other)["round"]
         marchline.until(other, lambda view: view["round"] > passed + 10, "the other run to go on")

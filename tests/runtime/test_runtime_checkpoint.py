@@ -238,6 +238,19 @@ def test_what_does_not_fit_together_is_refused_by_name_and_leaves_nothing(
     assert list(place.root.glob("*")) + list(place.root.glob(".*")) == []
 
 
+@pytest.mark.parametrize("bad", [b"\xff" * 64, b"", (8).to_bytes(8, "little") + b"[" * 8, b"deep"])
+def test_one_rank_that_hands_over_nonsense_spoils_nobody_elses_checkpoint(place: CheckpointPlace, bad: bytes) -> None:
+    if bad == b"deep":
+        bad = (100_000).to_bytes(8, "little") + b"[" * 100_000
+    writer = CheckpointWriter(place, noon)
+    writer.open(1, Committed(np.zeros(2, np.float32)))
+    writer.keep(1, 0, bad)
+    writer.keep(1, 1, saved_state({"w": torch.tensor([3, 4])}))
+    written = writer.write(WriteCheckpoint(1, "test", (0, 1), {"layout": spec(**LOCAL), "round": 4, "loss": None}, -1))
+    assert written.error == ""
+    assert safetensors.torch.load_file(place.model(1))["w"].tolist() == [3, 4]
+
+
 def test_a_body_that_is_no_safetensors_is_refused(place: CheckpointPlace) -> None:
     written = write(place, effect(spec(**LOCAL), b"\xff" * 64), np.zeros(2, np.float32))
     assert "no safetensors file" in written.error

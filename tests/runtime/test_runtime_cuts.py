@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import websockets
-from proxy import Proxy, proxied
 from runtime_scripted import moment
 from runtime_site import ScriptedHost, Site, config, eventually, site
 from safetensors.numpy import load_file, save
 
+from benchmarks.havoc.proxy import Proxy, proxied
 from wire.messages import (
     BatchDone,
     ChunkDone,

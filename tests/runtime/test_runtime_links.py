@@ -33,6 +33,7 @@ from backend.core.vocabulary import (
     SendHost,
 )
 from backend.runtime.limits import Limits
+from backend.runtime.run_links import MAX_BEATS, RunLinks
 from wire.messages import (
     Accept,
     Exiting,
@@ -159,6 +160,17 @@ async def test_a_host_that_speaks_out_of_place_loses_its_link(tmp_path: Path, me
         assert code == 4400
         assert type(message).__name__ in reason
         assert "bad_message" in (await core.heard(LinkLost)).reason
+
+
+async def test_ever_new_names_fill_no_memory() -> None:
+    """A hello is counted before anybody is admitted, and with open admission anybody may say one."""
+    links = RunLinks(lambda _: None)
+    known = links.beats_of("box", 1.0)
+    for number in range(2 * MAX_BEATS):
+        links.beats_of(f"{number}" + "x" * 60_000, 1.0)
+    assert len(links.beats) == MAX_BEATS
+    assert max(map(len, links.beats)) == 253
+    assert links.beats_of(" box ", 1.0) is known
 
 
 async def test_a_replayed_frame_ends_the_link(tmp_path: Path) -> None:

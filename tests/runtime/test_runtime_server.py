@@ -22,14 +22,16 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from backend.main import EXIT_SETTINGS, build, serve
+from backend.runtime.census import REFUSALS, Census
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import FEWEST_CONNECTIONS, OTHER_DESCRIPTORS, Limits
-from backend.runtime.server import REFUSALS, Census, Server, bind, guarded
+from backend.runtime.server import Server, bind, guarded
 from backend.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,12 +49,12 @@ async def _echo(socket: WebSocket) -> None:
 
 
 @asynccontextmanager
-async def serving(limits: Limits) -> AsyncIterator[tuple[int, Census]]:
-    app = Starlette(routes=[Route("/", _hello, methods=["GET", "POST"]), WebSocketRoute("/ws", _echo)])
+async def serving(limits: Limits, app: ASGIApp | None = None) -> AsyncIterator[tuple[int, Census]]:
+    app = app or Starlette(routes=[Route("/", _hello, methods=["GET", "POST"]), WebSocketRoute("/ws", _echo)])
     listener = bind("127.0.0.1", 0)
     ready = asyncio.Event()
 
-    async def goodbye() -> None:
+    async def goodbye(signal_name: str) -> None:
         return None
 
     settings = guarded(app, limits, lifespan="off", timeout_graceful_shutdown=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
 import signal
 import subprocess
@@ -149,6 +150,14 @@ def test_a_process_that_is_stopped_goes_on_when_it_is_told_to(tmp_path: Path) ->
     assert os.WIFSTOPPED(status)
     process.send_signal(signal.SIGCONT)
     assert process.wait(30) == 0
+
+
+def test_a_full_disk_is_that_of_the_system() -> None:
+    armed("checkpoint.sync@2=full")
+    failpoints.hit("checkpoint.sync", name="model.safetensors")
+    with pytest.raises(OSError, match="No space left on device") as found:
+        failpoints.hit("checkpoint.sync", name="model.safetensors")
+    assert found.value.errno == errno.ENOSPC
 
 
 @pytest.mark.parametrize("module", ["backend", "worker", "worker.relay", "worker.rank"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from typing import Any
 
@@ -13,8 +14,26 @@ from wire_ends import UNHURRIED
 
 from wire.codec import pack, unpack
 from wire.errors import ErrorCode, LocalProtocolError, RemoteProtocolError
-from wire.messages import MESSAGES, AnyMessage, JobOffer, Message, RankHello, Update, decode, encode
+from wire.messages import (
+    MESSAGES,
+    AnyMessage,
+    BatchDone,
+    Exiting,
+    Hello,
+    JobOffer,
+    Message,
+    RankHello,
+    RankReady,
+    RoundCommitted,
+    StateTaken,
+    SyncAck,
+    Update,
+    Versions,
+    decode,
+    encode,
+)
 
+HELLO = Hello("box", [], Versions("0.1.0", 1, "3.11"))
 NUMBERS = st.integers(-(2**63), 2**64 - 1)
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -32,14 +51,26 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+def within(kind: type, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
+    """What a peer may send in such a field."""
+    if kind is str:
+        return st.text(max_size=limits.max_length)
+    if kind is int:
+        return st.integers(limits.ge, limits.le)
+    least = limits.gt if limits.ge is None else limits.ge
+    return st.floats(least, limits.le, exclude_min=limits.ge is None)
+
+
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation that occurs in messages."""
     if kind in PLAIN:
         return PLAIN[kind]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         return st.builds(kind, **{name: values(hints[name]) for name in kind.__struct_fields__})
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return within(*arguments)
     if origin is list:
         return st.lists(values(arguments[0]), max_size=3)
     if origin is tuple:
@@ -68,6 +99,35 @@ def test_the_decoder_knows_exactly_the_messages_there_are() -> None:
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_messages_cannot_be_altered(kind: type[Message]) -> None:
     assert kind.__struct_config__.frozen
+
+
+@pytest.mark.parametrize(
+    ("good", "field", "value"),
+    [
+        (Exiting(9), "steps", 2**63),
+        (Exiting(9), "steps", -1),
+        (StateTaken(1, 0), "part", 2**64 - 1),
+        (RankReady("layout", 6, 2), "params_elements", -8),
+        (RoundCommitted(0, 0, True, True), "round", 2**63),
+        (BatchDone(5.0, 1.0, 1, 4, None), "batch_ms", math.nan),
+        (BatchDone(5.0, 1.0, 1, 4, None), "data_ms", math.inf),
+        (BatchDone(5.0, 1.0, 1, 4, None), "data_ms", 1e300),
+        (HELLO, "emulate_ms_per_batch", -1.0),
+        (HELLO, "emulate_ms_per_batch", 0.0),
+        (HELLO, "emulate_ms_per_batch", math.nan),
+    ],
+)
+def test_a_number_that_nobody_can_reckon_with_is_no_message(good: Message, field: str, value: float) -> None:
+    """Databases hold 63 bits, and a view in seconds no infinity: the sender's link pays, nobody else."""
+    bad = msgspec.msgpack.decode(encode(good)) | {field: value}
+    with pytest.raises(RemoteProtocolError, match=field) as refused:
+        unpack(memoryview(msgspec.msgpack.encode(bad)))
+    assert refused.value.code == "bad_message"
+
+
+def test_what_diverged_may_say_so() -> None:
+    ack = SyncAck(1, math.nan, math.inf, math.inf, "", 1.0, 1.0, 1.0, 1.0, None)
+    assert encode(unpack(memoryview(encode(ack)))) == encode(ack)
 
 
 def test_a_field_that_a_newer_peer_added_is_ignored() -> None:
