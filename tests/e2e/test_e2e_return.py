@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from stage import ROOT, THOROUGH, Stage, environment, stage, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-WINDOWS = 36
+WINDOWS = 12
 
 
 @contextmanager
@@ -32,6 +32,11 @@ def restarted(killed: Stage) -> Iterator[Stage]:
 def kill(marchline: Stage) -> None:
     marchline.process.kill()
     marchline.process.wait()
+
+
+def on_record(marchline: Stage, run: int, rounds: int) -> None:
+    """A round whose row is there has its position on disk: rows keep their order."""
+    wait_for(lambda: len(marchline.items(run, "rounds")) >= rounds, f"{rounds} rounds to be on record")
 
 
 def odometer(marchline: Stage, run: int) -> float:
@@ -54,14 +59,15 @@ def test_a_cohort_goes_on_under_controllers_that_are_killed_in_training_and_whil
         "odometer.py:Odometer",
         mode=mode,
         fixed_counts=counts,
-        params={"samples": samples, "sleep_ms": 30.0},
+        reattach_seconds=150,  # on a busy machine a start takes long
+        params={"samples": samples, "sleep_ms": 300.0},  # rounds are much longer than a write to the database takes
         **overshoot,
     )
     marchline.worker("left")
     marchline.joined(run, 1)
     marchline.worker("right", "cpu:1", "--stream-data")
     marchline.started(run, 2)
-    marchline.until(run, lambda view: view["round"] >= 3, "three rounds")
+    on_record(marchline, run, 2)
     kill(marchline)
     with restarted(marchline) as second:
         assert second.view(run)["phase"] in ("forming", "training"), second.story(run)
@@ -69,9 +75,8 @@ def test_a_cohort_goes_on_under_controllers_that_are_killed_in_training_and_whil
     with restarted(marchline) as third:
         refused = third.post("runs", {"resume_from": str(run)}, expect=409)
         assert refused["code"] in ("run_live", "no_checkpoint"), "no double start"
-        before = third.until(run, lambda view: view["phase"] == "training", "the cohort to come back")["round"]
-        assert before >= 3
-        third.until(run, lambda view: view["round"] >= before + 3, "three more rounds")
+        third.until(run, lambda view: view["phase"] == "training", "the cohort to come back")
+        on_record(third, run, len(third.items(run, "rounds")) + 2)
         kill(third)
     with restarted(marchline) as fourth:
         view = fourth.ended(run)
