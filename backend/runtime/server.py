@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import logging
+import signal
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -23,6 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 from websockets.protocol import State
 
+from backend.runtime.census import REFUSALS, Census
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import Limits, source_of
 from wire.bulk import BulkFrame, PatientSocket, Splitter
@@ -35,8 +36,6 @@ UNKNOWN_SOURCE = "unknown"
 BULK = "marchline.bulk"
 """the ASGI extension of a websocket that takes framed bytes and gives ``BulkFrame``"""
 BULK_PATH = "/ws/data"
-REFUSALS = 16
-"""connections beyond the limit that are told so at one time; more are dropped unread"""
 MAX_HEAD_BYTES = 64 << 10
 """of a request's head, beyond the read in which it begins; the parser itself would take any number"""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -65,58 +64,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise SettingsError(f"port {port} on {host} can't be opened: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
-
-
-class Census:
-    """Open connections, in all and by source."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.refused_total = 0
-        self.refusing = 0
-        """refused connections that are still being told"""
-        self._by_source: Counter[str] = Counter()
-
-    @property
-    def open(self) -> int:
-        """Connections of all sources."""
-        return self._by_source.total()
-
-    def enter(self, source: str) -> bool:
-        """Count a connection; false when this source, or everybody together, has too many."""
-        full = self._by_source[source] >= self.limits.connections_per_source or self.open >= self.limits.connections
-        if full:
-            self.refused_total += 1
-            if not self._by_source[source]:
-                del self._by_source[source]
-            return False
-        self._by_source[source] += 1
-        return True
-
-    def refusal(self, source: str) -> bytes:
-        """What a connection that was not let in gets for its request: a problem, as HTTP."""
-        crowded = self._by_source[source] >= self.limits.connections_per_source
-        bound = self.limits.connections_per_source if crowded else self.limits.connections
-        whose = "from your address" if crowded else "in all"
-        cure = "close a few pages, let a host go, or start it with a higher limit of open files (ulimit -n)"
-        detail = f"The controller holds {bound} connections {whose}, and takes no more; {cure}."
-        body = {
-            "type": "about:blank",
-            "title": "Service Unavailable",
-            "status": 503,
-            "detail": detail,
-            "code": "connections_full",
-            "errors": [],
-        }
-        content = json.dumps(body).encode("ascii")
-        head = f"content-type: application/problem+json\r\ncontent-length: {len(content)}\r\nretry-after: 5\r\n"
-        return f"HTTP/1.1 503 Service Unavailable\r\n{head}connection: close\r\n\r\n".encode("ascii") + content
-
-    def leave(self, source: str) -> None:
-        """A counted connection is over."""
-        self._by_source[source] -= 1
-        if self._by_source[source] <= 0:
-            del self._by_source[source]
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -318,11 +265,13 @@ class Server(uvicorn.Server):
     """Lets the controller say goodbye before connections are closed; a signal ends it without ending the process."""
 
     def __init__(
-        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[], Awaitable[None]]
+        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[str], Awaitable[None]]
     ) -> None:
         super().__init__(config)
         self._ready = ready
         self._goodbye = goodbye
+        self.stopped_by = ""
+        """name of the signal that asked for the end, once one did"""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, then say so."""
@@ -332,7 +281,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say goodbye, then close. A second Ctrl-C cuts it short."""
-        goodbye = asyncio.ensure_future(self._goodbye())
+        goodbye = asyncio.ensure_future(self._goodbye(self.stopped_by))
         while not goodbye.done() and not self.force_exit:
             await asyncio.wait([goodbye], timeout=0.1)
         if goodbye.done():
@@ -343,12 +292,25 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Take SIGINT and SIGTERM as a wish to stop, once; uvicorn would raise them again afterwards."""
+        """Take SIGINT, SIGTERM and SIGHUP as a wish to stop, once; uvicorn would raise them again afterwards.
+
+        A SIGHUP that is ignored already, as under nohup, stays so.
+        """
+        before = signal.getsignal(signal.SIGHUP)
         with super().capture_signals():
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
+                if before is not signal.SIG_IGN:
+                    signal.signal(signal.SIGHUP, before)
                 self._captured_signals.clear()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal names the end, so that the record can say who asked for it."""
+        self.stopped_by = self.stopped_by or signal.Signals(sig).name
+        super().handle_exit(sig, frame)
 
 
 def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
@@ -364,7 +326,8 @@ def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
         # Our own heartbeats and stalls tell life from death; a pong stuck behind bulk data would not (H3).
         "ws_ping_interval": None,
         "ws_ping_timeout": None,
-        "limit_concurrency": limits.connections,
+        # Connections are counted above, and refused by name; this one bounds handlers whose client is gone.
+        "limit_concurrency": 2 * limits.connections,
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "backlog": BACKLOG,
         # Nobody in front of us is trusted to say who is behind.
