@@ -104,8 +104,7 @@ class LiveRun:
         self.secret = secret
         self.tally = Tally()
         self.deaths: list[Row] = []
-        self.checkpoints: list[Row] = []
-        """rows, by number"""
+        self.checkpoints: list[Row] = []  # by number
         self._core = core
         self._services = services
         self._outcome: tuple[str, str] | None = None
@@ -137,8 +136,11 @@ class LiveRun:
             lambda: Committed(self.plane.consensus, self.plane.outer_momentum),
             self.links.send_rank,
             self._checkpoint_written,
-            lambda rank: self.links.lose(rank, f"rank {rank} sends more of its state than it was granted"),
+            self._flooded,
         )
+
+    def _flooded(self, rank: int) -> None:
+        self.links.lose(rank, f"rank {rank} sends more of its state than it was granted")
 
     def _start_from(self, origin: Loaded | None) -> None:
         """The initial broadcast brings what the checkpoint holds."""

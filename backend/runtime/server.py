@@ -9,38 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import logging
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.http11 import Request
-from websockets.protocol import State
 
+from backend.runtime.census import UNKNOWN_SOURCE, Census
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import Limits, source_of
-from wire.bulk import BulkFrame, PatientSocket, Splitter
+from backend.runtime.websocket import GuardedWebSocket
 
 BACKLOG = 512
 WS_MAX_BYTES = 2 << 20
 """one chunk of 1 MiB and its frame, twice over"""
 GRACE_SECONDS = 10
-UNKNOWN_SOURCE = "unknown"
-BULK = "marchline.bulk"
-"""the ASGI extension of a websocket that takes framed bytes and gives ``BulkFrame``"""
-BULK_PATH = "/ws/data"
 REFUSALS = 16
 """connections beyond the limit that are told so at one time; more are dropped unread"""
 MAX_HEAD_BYTES = 64 << 10
 """of a request's head, beyond the read in which it begins; the parser itself would take any number"""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-_BAD_UPGRADE = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 log = logging.getLogger(__name__)
 
@@ -65,58 +55,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise SettingsError(f"port {port} on {host} can't be opened: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
-
-
-class Census:
-    """Open connections, in all and by source."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.refused_total = 0
-        self.refusing = 0
-        """refused connections that are still being told"""
-        self._by_source: Counter[str] = Counter()
-
-    @property
-    def open(self) -> int:
-        """Connections of all sources."""
-        return self._by_source.total()
-
-    def enter(self, source: str) -> bool:
-        """Count a connection; false when this source, or everybody together, has too many."""
-        full = self._by_source[source] >= self.limits.connections_per_source or self.open >= self.limits.connections
-        if full:
-            self.refused_total += 1
-            if not self._by_source[source]:
-                del self._by_source[source]
-            return False
-        self._by_source[source] += 1
-        return True
-
-    def refusal(self, source: str) -> bytes:
-        """What a connection that was not let in gets for its request: a problem, as HTTP."""
-        crowded = self._by_source[source] >= self.limits.connections_per_source
-        bound = self.limits.connections_per_source if crowded else self.limits.connections
-        whose = "from your address" if crowded else "in all"
-        cure = "close a few pages, let a host go, or start it with a higher limit of open files (ulimit -n)"
-        detail = f"The controller holds {bound} connections {whose}, and takes no more; {cure}."
-        body = {
-            "type": "about:blank",
-            "title": "Service Unavailable",
-            "status": 503,
-            "detail": detail,
-            "code": "connections_full",
-            "errors": [],
-        }
-        content = json.dumps(body).encode("ascii")
-        head = f"content-type: application/problem+json\r\ncontent-length: {len(content)}\r\nretry-after: 5\r\n"
-        return f"HTTP/1.1 503 Service Unavailable\r\n{head}connection: close\r\n\r\n".encode("ascii") + content
-
-    def leave(self, source: str) -> None:
-        """A counted connection is over."""
-        self._by_source[source] -= 1
-        if self._by_source[source] <= 0:
-            del self._by_source[source]
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -222,98 +160,6 @@ class GuardedHttp(HttpToolsProtocol):
             self.census.refusing -= 1
 
 
-class GuardedWebSocket(WebSocketsSansIOProtocol):
-    """A websocket that is counted by source, and takes bulk data past the library. ``census`` is set by ``guarded``.
-
-    A scope with the extension ``BULK`` may be sent ``framed`` bytes instead of ``bytes``, and receives large binary
-    messages as ``BulkFrame``.
-    """
-
-    census: Census
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection. It was let in as HTTP just now, so it isn't dropped here."""
-        super().connection_made(transport)
-        self._source = source_of(self.client[0]) if self.client else UNKNOWN_SOURCE
-        self._counted = self.census.enter(self._source)
-        self._splitter: Splitter | None = None
-        self._patient = PatientSocket(transport)
-
-    def handle_connect(self, event: Request) -> None:
-        """Offer bulk data on the data links' endpoint."""
-        super().handle_connect(event)
-        if event.path.partition("?")[0].endswith(BULK_PATH) and self.handshake_initiated and not self.close_sent:
-            self.scope["extensions"][BULK] = {}
-            self._splitter = Splitter(masked=True, largest=self.config.ws_max_size)
-
-    def data_received(self, data: bytes) -> None:
-        """Take large frames out; the rest is the library's. Between two wakings, wait for the frame that has begun."""
-        if self._splitter is None or not self.handshake_complete:
-            super().data_received(data)
-            if self.conn.handshake_exc is not None and not self.handshake_complete:
-                self._refuse(b"".join(self.conn.data_to_send()))
-            return
-        for part in self._splitter.feed(data):
-            if not isinstance(part, BulkFrame):
-                super().data_received(bytes(part))
-            elif self.conn.state is State.OPEN:
-                self.frames = [part]  # type: ignore[list-item]
-                self.curr_msg_data_type = "bytes"
-                self.send_receive_event_to_app()
-        self._patient.wait_for(self._splitter.missing)
-
-    def handle_parser_exception(self) -> None:
-        """End a connection whose bytes break the protocol. Before the upgrade is answered there is no close frame to
-        say so in, and nothing that the application could still be told by."""
-        if self.conn.close_sent is not None:
-            super().handle_parser_exception()
-            return
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006})
-        self._refuse(_BAD_UPGRADE)
-
-    def send_receive_event_to_app(self) -> None:
-        """A message is whole. Text that is none is a stranger's doing, and no error of ours to be logged as one."""
-        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
-            self.frames = []
-            self.conn.send_close(1007)
-            self.handle_parser_exception()
-            return
-        super().send_receive_event_to_app()
-
-    async def send(self, message: Any) -> None:
-        """Write what is framed as it is, under the same flow control; the rest is the library's."""
-        if self.transport.is_closing() and not self.handshake_complete:
-            self._give_up()
-        framed = message.get("framed")
-        if framed is None:
-            await super().send(message)
-            # A refused upgrade is answered once its body is written; the library would log it as an error of ours.
-            self.handshake_complete |= message["type"] == "websocket.http.response.body" and self.close_sent
-            return
-        await self.writable.wait()
-        if self.disconnected or self.conn.state is not State.OPEN:
-            raise ClientDisconnected
-        self.transport.write(framed)
-
-    def _refuse(self, answer: bytes) -> None:
-        """An upgrade that cannot be: the library prepares an answer, or none, and leaves the connection open."""
-        self._give_up()
-        if not self.transport.is_closing():
-            self.transport.write(answer)
-            self.transport.close()
-
-    def _give_up(self) -> None:
-        """The peer went away, or broke the protocol, before its upgrade was answered: whatever is sent fails now."""
-        self.handshake_complete = self.disconnected = True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Let the connection go."""
-        if self._counted:
-            self._counted = False
-            self.census.leave(self._source)
-        super().connection_lost(exc)
-
-
 class Server(uvicorn.Server):
     """Lets the controller say goodbye before connections are closed; a signal ends it without ending the process."""
 
@@ -374,14 +220,6 @@ def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
         "log_config": None,
     }
     return uvicorn.Config(app, **(settings | options))
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _bound_unacknowledged(transport: asyncio.Transport, limits: Limits) -> None:

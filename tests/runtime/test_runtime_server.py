@@ -28,9 +28,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from backend.main import EXIT_SETTINGS, build, serve
+from backend.runtime.census import Census
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import FEWEST_CONNECTIONS, OTHER_DESCRIPTORS, Limits
-from backend.runtime.server import REFUSALS, Census, Server, bind, guarded
+from backend.runtime.server import REFUSALS, Server, bind, guarded
 from backend.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
