@@ -61,7 +61,7 @@ class DemoError(Exception):
 
 
 class _Stop(BaseException):
-    """SIGINT or SIGTERM: not an error, so that nothing but the end handles it."""
+    """SIGINT, SIGTERM or SIGHUP: not an error, so that nothing but the end handles it."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ def run_demo(options: DemoOptions) -> int:
     url = _url(options)
     log_dir = options.data_dir / "demo"
     log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handlers = {number: signal.signal(number, _on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.signal(number, _on_signal) for number in _signals()}
     try:
         with Children(log_dir) as children, Client(url, options.data_dir / "operator.token") as client:
             return _play(options, url, children, client)
@@ -321,8 +321,14 @@ def _last_words(log: Path) -> str:
 # ------------------------------------------------------------------------------------------------ processes
 
 
+def _signals() -> tuple[signal.Signals, ...]:
+    """SIGHUP is one of them unless it is ignored already, as under nohup."""
+    asked = (signal.SIGINT, signal.SIGTERM)
+    return asked if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*asked, signal.SIGHUP)
+
+
 def _on_signal(_number: int, _frame: FrameType | None) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the end is under way; it takes its bounded time
     raise _Stop
 

@@ -62,15 +62,15 @@ class Tally:
 
 
 def endure(script: Script) -> tuple[Trial, Counter[str]]:
-    """Play one ordeal: the trial, and the probes that it hit."""
+    """Play one ordeal, with all lives of its controller: the trial, and the probes that it hit."""
     probes: list[Probes] = []
 
     def look_on(play: Ordeal) -> Probes:
         probes.append(Probes(play))
-        return probes[0]
+        return probes[-1]
 
     trial = hold(script, look_on=look_on)
-    return trial, probes[0].finish()
+    return trial, sum((each.finish() for each in probes), Counter())
 
 
 def play(first: int, stop: int, *, most_failures: int = 5) -> Tally:

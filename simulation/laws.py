@@ -9,6 +9,7 @@ commit, the database knows what others were told (L13), and the run ends once, w
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from backend.core.vocabulary import (
@@ -29,6 +30,8 @@ from backend.core.vocabulary import (
 )
 from simulation.oracle import COMMITTED, LOST, Oracle
 from simulation.ordeal import Ordeal
+from simulation.played import Batch
+from simulation.rounds import Sum
 from wire.messages import (
     Accept,
     BatchDone,
@@ -66,10 +69,21 @@ BATCHED_SECONDS = 0.5
 """rows that are not durable may be so old before they are in the database"""
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the samples stood when a round was committed."""
+
+    epochs: int
+    """closed before"""
+    samples: dict[int, bytes]
+    """by epoch and sample, as the oracle keeps them"""
+
+
 class Laws(Oracle):
     """Raises ``AssertionError`` where a law is broken."""
 
     play: Ordeal
+    phases = frozenset(PHASES)
 
     def __init__(self, play: Ordeal) -> None:
         super().__init__(play)
@@ -89,6 +103,8 @@ class Laws(Oracle):
         self._moved: dict[int, tuple[float, float]] = {}
         """by rank: when it did a batch or was given a chunk last, and the same"""
         self._admitted: set[int] = set()
+        self.standing: dict[int, Standing] = {}
+        """by committed round"""
         self._exited: int | None = None
         """a rank that the event at hand says is gone, and that nobody told to go"""
 
@@ -110,8 +126,12 @@ class Laws(Oracle):
             if isinstance(event.message, RankExited) and march is not None and not march.leaving:
                 rank = event.message.rank
                 seat = march.world.hosts.get(march.world.ranks[rank].host)
-                if march.world.lives(rank) and seat is not None and seat.state not in ("left", "lost"):
-                    self._exited = rank
+                here = march.world.lives(rank) and seat is not None and seat.state not in ("left", "lost")
+                self._exited = rank if here and not self._had_left(event.message) else None
+
+    def _had_left(self, exited: RankExited) -> bool:
+        """Whether it was told to by a controller before this one."""
+        return False
 
     def _heard_rank(self, event: RankSaid) -> None:
         if event.rank in self.dead:
@@ -158,7 +178,7 @@ class Laws(Oracle):
             return
         cohort = play.cohort
         if cohort.phase != self._phase:
-            assert (self._phase, cohort.phase) in PHASES, f"{self._phase} may not become {cohort.phase}"
+            assert (self._phase, cohort.phase) in self.phases, f"{self._phase} may not become {cohort.phase}"
             self._phase = cohort.phase
         if self._before is not None:
             assert not effects, f"L8: rank {event} is dead, and still it causes {effects}"
@@ -169,6 +189,11 @@ class Laws(Oracle):
             deadline = cohort.next_deadline()
             assert deadline is not None, "L6: nothing bounds the wait"
             assert deadline > now or not isinstance(event, Tick), "L6: a deadline that passed is still due"
+
+    def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
+        super().committed(number, result, batches)
+        samples = {epoch: bytes(where) for epoch, where in self._dealt.items()}
+        self.standing[number] = Standing(len(self._epochs), samples)
 
     # --------------------------------------------------------------------------------------------------- laws
 
@@ -254,7 +279,8 @@ class Laws(Oracle):
         march = play.cohort.march
         if march is None:
             return
-        if reason.startswith(SAVED) and march.cycle.next_round > march.cycle.first_round and not play.disk_trouble:
+        trained = march.cycle.next_round > march.cycle.first_round or march.forming.brings is not None
+        if reason.startswith(SAVED) and trained and not play.disk_trouble:
             assert play.rows("checkpoints"), f"L5: nothing is saved at the end: {reason}"
         pool = march.training.pool
         if pool is not None:
@@ -268,14 +294,17 @@ class Laws(Oracle):
         play = self.play
         known = [record for at, record in play.recorded if record.durable or at <= play.now - BATCHED_SECONDS]
         phases = [record.row["phase"] for record in known if record.table == "runs" and "phase" in record.row]
-        ended = [phase for phase in phases if phase in ("done", "failed")]
+        ended = [phase for phase in phases if phase in ("done", "failed", "interrupted")]
         assert len(ended) <= 1, f"L14: the database has the ends {ended}"
         for host in play.hosts.values():
             for message in host.told:
                 if isinstance(message, RunEnded) and "declared lost" not in message.reason:
                     assert ended == [message.phase], f"L13: {host.name} was told {message}, on record is {ended}"
-        dead = {record.row["rank"] for record in known if record.table == "deaths"}
+        dead = self._dead_on_record(known)
         assert dead == self.dead, f"L13: {sorted(self.dead)} died, {sorted(dead)} are on record"
+
+    def _dead_on_record(self, known: list[Record]) -> set[int]:
+        return {record.row["rank"] for record in known if record.table == "deaths"}
 
 
 def _finite(row: dict[str, Any]) -> None:

@@ -52,6 +52,8 @@ class Oracle(Watcher):
         """by rank that started anew: batches that it really did since the round before"""
         self._finished: RoundFinished | None = None
         self._opened = (-2, 0)
+        self._first = 0
+        """the round after the initial broadcast"""
         self._committed = 0
         """samples of the last committed round"""
         self._rounds = 0
@@ -116,7 +118,7 @@ class Oracle(Watcher):
         """The play is over: it ended once, everything it promised was done, and every death is on record."""
         play = self.play
         assert play.end is not None, f"L6: nothing ended the run by {play.now:.0f} s; phase {play.cohort.phase}"
-        ends = [row for row in play.rows("runs") if row.get("phase") in ("done", "failed")]
+        ends = [row for row in play.rows("runs") if row.get("phase") in ("done", "failed", "interrupted")]
         assert len(ends) == 1, f"L14: the run ended {len(ends)} times"
         assert ends[0]["phase"] == play.end.phase, f"L14: {ends[0]['phase']} on record, {play.end.phase} in fact"
         march = play.cohort.march
@@ -151,7 +153,8 @@ class Oracle(Watcher):
     def _open(self, effect: OpenRound) -> None:
         number, attempt = self._opened
         again = (effect.round, effect.attempt) == (number, attempt + 1)
-        assert again or (effect.round, effect.attempt) == (number + 1, 0), f"{effect} follows round {number}/{attempt}"
+        following = self._first if number == -1 else number + 1
+        assert again or (effect.round, effect.attempt) == (following, 0), f"{effect} follows round {number}/{attempt}"
         self._opened = (effect.round, effect.attempt)
         ranks = {rank for ranks in effect.hosts.values() for rank in ranks}
         assert ranks and not ranks & self.dead, f"L1: {effect} expects the dead {sorted(ranks & self.dead)}"

@@ -58,8 +58,16 @@ def draw(seed: int) -> Script:
         run |= dice.choice([{}, {"max_overshoot": 4}, {"max_overshoot": 0}])
     run |= _door(dice, ranks)
     script = Script({key: str(value) for key, value in run.items()}, hosts)
-    script.acts = list(_acts(dice, script, ranks, batches * epochs))
+    script.acts = [*_acts(dice, script, ranks, batches * epochs), *_lives(seed, script)]
     return script
+
+
+def _lives(seed: int, script: Script) -> Iterator[Act]:
+    """Some controllers die after a round, and some of those are not waited for."""
+    dice = random.Random(f"{seed}/lives")
+    script.run |= {"reattach_seconds": dice.choice(["0.0", "8.0"])} if dice.random() < 0.1 else {}
+    if dice.random() < 0.2:
+        yield Act((dice.choice(["open", "commit"]), dice.choice([0, 1, 1, 2, 3, 5])), _crash(dice, script, 0))
 
 
 def _hosts(dice: random.Random) -> Iterator[HostLine]:

@@ -70,6 +70,8 @@ class Packed:
     w: float
     batches: list[Batch]
     asked_at: float
+    holds: int
+    """the round that a rank holds once it adopted this"""
 
 
 class Setting(Protocol):
@@ -85,31 +87,24 @@ class Setting(Protocol):
 
     def say(self, played: PlayedRank, message: Message, when: float) -> None:
         """The controller hears it at that moment, if the rank still lives."""
-        ...
 
     def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
         """The arena holds the contribution."""
-        ...
 
     def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
         """The consensus is adopted; the controller hears of it at that moment."""
-        ...
 
     def survives(self, played: PlayedRank, batch: Batch) -> bool:
         """Whether the rank comes through this batch."""
-        ...
 
     def trained(self, played: PlayedRank, batch: Batch) -> None:
         """A batch is done."""
-        ...
 
     def restarted(self, played: PlayedRank, batches: list[Batch]) -> None:
         """It starts anew from the consensus; these batches were done in vain."""
-        ...
 
     def exited(self, played: PlayedRank) -> None:
         """The process ended as it was told to."""
-        ...
 
 
 class PlayedRank:
@@ -140,7 +135,8 @@ class PlayedRank:
         """the consensus to adopt after the batch at hand"""
         self.adopted: float | None = None
         """the consensus of the last round; none when nobody had worked"""
-        self._base = 0.0
+        self.held_round: int | None = None
+        self.base = 0.0
         """the consensus of the last round in which somebody had worked"""
         self._refused: list[Batch] | None = None
         """batches behind what it packed and the round refused"""
@@ -240,6 +236,12 @@ class PlayedRank:
             return
         self._adopt(value)
         self._resume()
+
+    def settle(self) -> None:
+        """Take up what came before the controller was lost, as a rank does before it goes back."""
+        self.go_on()
+        if self._result is not None:
+            self._adopt(*self._result)
 
     # ------------------------------------------------------------------------------------------------- batches
 
@@ -353,8 +355,9 @@ class PlayedRank:
 
     def _pack(self, request: RequestParams, asked_at: float) -> None:
         self._asked = None
-        steps = int(self.rank == 0) if request.initial else len(self._fresh)
-        packed = self._packed = Packed(request.round, steps, self.w, self._fresh, asked_at)
+        steps = int(self.rank == request.root) if request.initial else len(self._fresh)
+        holds = request.round if request.brings is None else request.brings
+        packed = self._packed = Packed(request.round, steps, self.w, self._fresh, asked_at, holds)
         self._fresh = []
         seconds = self._setting.cost.pack_seconds
         self._spend(seconds)
@@ -368,11 +371,11 @@ class PlayedRank:
         packed, setting = self._packed, self._setting
         assert packed is not None
         self._packed = self._result = None
-        self.adopted = value
-        self._base = self._base if value is None else value
+        self.adopted, self.held_round = value, packed.holds
+        self.base = self.base if value is None else value
         if self._refused is not None:
             setting.restarted(self, [*self._refused, *self._fresh])
-            self.w, self._fresh, self._refused = self._base, [], None
+            self.w, self._fresh, self._refused = self.base, [], None
         elif value is not None:
             self.w = self._written_back(value, packed.w)
         seconds = setting.cost.load_seconds

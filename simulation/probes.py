@@ -27,9 +27,19 @@ from backend.core.vocabulary import (
     StrangerRefused,
     Tick,
 )
+from simulation.lives import Return
 from simulation.ordeal import Ordeal
 from simulation.watch import Watcher
-from wire.messages import ChunkDone, Evaluate, Leaving, RankExited, RelayExited, StartChunk, SyncAck
+from wire.messages import (
+    ChunkDone,
+    Evaluate,
+    Leaving,
+    RankExited,
+    RelayExited,
+    RequestParams,
+    StartChunk,
+    SyncAck,
+)
 
 EVENTS = {
     "plan_issued_again": "plan issued again",
@@ -47,6 +57,8 @@ EVENTS = {
     "window_change": "quorum changed",
     "stop_requested": "operator stop",
     "controller_lagged": "controller lagged",
+    "controller_returned": "controller comes back",
+    "host_returned": "host comes back",
 }
 ENDS = {
     "MaxFailureExceeded": "end: too many deaths",
@@ -63,6 +75,7 @@ ENDS = {
     "NonFinite": "end: not finite",
     "Not one sample": "end: nothing but values that are not finite",
     "controller stopped": "end: controller dies",
+    "The controller was restarted": "end: cohort cannot go on",
     "The epoch": "end: trained",
     "All ": "end: all epochs trained",
 }
@@ -98,6 +111,9 @@ NAMES = frozenset(
             "checkpoint late for the end",
         ),
         *("crash while a round is open", "crash while ending", "committed round counts without adoption"),
+        "saved by the part that came back",
+        *("cohort goes on", "goes on from a round that some missed", "goes on from the older position"),
+        *("death of a host that stays away", "death while a cohort comes back", "crash while a cohort comes back"),
         "end: a batch that kills",
         *("evaluation moves to another rank", "returned range dealt again", "end worsened", "leaving in vain"),
     }
@@ -199,11 +215,8 @@ class Probes(Watcher):
                 march = self.play.cohort.march
                 if march is not None and any(map(march.world.lives, self._waiting - self._now_acked)):
                     self.hit("committed round counts without adoption")
-            case SendRank(message=StartChunk(epoch=epoch, offset=offset)):
-                self._dealt(epoch, offset)
-            case SendRank(message=Evaluate(epoch=epoch)):
-                self.hit("evaluation moves to another rank" if epoch in self._scored else "evaluation")
-                self._scored.add(epoch)
+            case SendRank(rank=rank, message=message):
+                self._told(rank, message)
             case Record(table="deaths", row=row):
                 self._death(row["reason"])
             case OpenRound(attempt=attempt) if attempt >= 2:
@@ -213,11 +226,28 @@ class Probes(Watcher):
             case End(reason=reason):
                 self._end(reason)
 
+    def _told(self, rank: int, message: object) -> None:
+        match message:
+            case StartChunk(epoch=epoch, offset=offset):
+                self._dealt(epoch, offset)
+            case RequestParams(initial=True, brings=int() as number):
+                self._goes_on(rank, number)
+            case Evaluate(epoch=epoch):
+                self.hit("evaluation moves to another rank" if epoch in self._scored else "evaluation")
+                self._scored.add(epoch)
+
     def _noted(self, kind: str) -> None:
         if kind in EVENTS:
             self.hit(EVENTS[kind])
         if kind == "host_refused" and self.play.cohort.march is not None:
             self.hit("late comer refused")
+
+    def _goes_on(self, rank: int, number: int) -> None:
+        self.hit("cohort goes on")
+        if self.play.ranks[rank].held_round != number:
+            self.hit("goes on from a round that some missed")
+        if isinstance(self.play, Return) and number < max(self.play.kept.positions):
+            self.hit("goes on from the older position")
 
     def _dealt(self, epoch: int, offset: int) -> None:
         if (epoch, offset) < self._furthest and not (isinstance(self._event, Tick) and self._cycle == "idle"):
@@ -234,7 +264,14 @@ class Probes(Watcher):
             self.hit("death while ending")
         else:
             self.hit(DEATHS[self._cycle])
+        if self._phase == "forming" and isinstance(self.play, Return):
+            self.hit("death while a cohort comes back")
+        self._death_cause(reason)
+
+    def _death_cause(self, reason: str) -> None:
         match self._event:
+            case _ if "did not come back" in reason:
+                self.hit("death of a host that stays away")
             case HostSaid(message=RankExited()):
                 self.hit("death of a process")
             case LinkLost():
@@ -257,6 +294,8 @@ class Probes(Watcher):
             self.hit("end: a batch that kills")
         if ", but " in reason:
             self.hit("end worsened")
+        if reason.startswith("The controller was restarted") and self._step:
+            self.hit("saved by the part that came back")
         if "not written in time" in reason:
             self.hit("checkpoint late for the end")
 
@@ -265,6 +304,8 @@ class Probes(Watcher):
         play = self.play
         if play.crashed:
             self.hit(ENDS["controller stopped"])
+            if self._phase == "forming" and isinstance(play, Return):
+                self.hit("crash while a cohort comes back")
             if self._cycle != "idle":
                 self.hit("crash while a round is open")
             if self._step:

@@ -17,6 +17,7 @@ HIDDEN_FIELDS = frozenset(
     {
         *("plan", "run_salt", "run_secret", "global_step", "params_elements", "buffers_elements", "buffers_realized"),
         *("formation_wait_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds", "generation"),
+        *("reattach_seconds", "returning", "held_round", "held_hash", "root", "brings"),
         *("keep", "manifest"),
     }
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from simulation.laws import Laws
+from simulation.lives import LaterLaws, Return, next_life
 from simulation.oracle import Oracle
 from simulation.ordeal import Ordeal
 from simulation.script import Script
@@ -34,6 +36,7 @@ class Trial:
 
     script: Script
     theatre: Theatre
+    """of the last life, where controllers died"""
     failure: Failure | None
     log: Log
 
@@ -53,20 +56,37 @@ def hold(script: Script, *, look_on: Callable[[Ordeal], Watcher] | None = None) 
     theatre = script.theatre()
     log = Log()
     theatre.watchers.append(log)
-    oracle = Oracle(theatre)
-    if isinstance(theatre, Ordeal):
+    if not isinstance(theatre, Ordeal):
+        oracle = Oracle(theatre)
+        return Trial(script, theatre, _failure(lambda: _play(script, theatre, oracle)), log)
+    failure, life = None, 0
+    laws: Laws | None = None
+    following: Ordeal | None = theatre
+    while following is not None and failure is None:
+        theatre, life = following, life + 1
         theatre.watchers[:] = [log, *([look_on(theatre)] if look_on else [])]
-        oracle = Laws(theatre)
-    failure = None
-    try:
-        script.put_on(theatre)
-        theatre.run(HORIZON)
-        if isinstance(theatre, Ordeal) and theatre.end is not None:
-            theatre.afterwards()
-        oracle.finish()
-    except Exception as error:  # whatever breaks is the result
-        failure = Failure(f"{type(error).__name__}: {error}", f"{type(error).__name__} in {_place(error)}")
+        laws = LaterLaws(theatre, laws) if isinstance(theatre, Return) and laws is not None else Laws(theatre)
+        failure = _failure(partial(_play, script, theatre, laws))
+        following = next_life(theatre, int(script.number("dice", 0)), life)
     return Trial(script, theatre, failure, log)
+
+
+def _play(script: Script, theatre: Theatre, oracle: Oracle) -> None:
+    """One life to its end."""
+    if not isinstance(theatre, Return):
+        script.put_on(theatre)
+    theatre.run(HORIZON)
+    if isinstance(theatre, Ordeal) and theatre.end is not None:
+        theatre.afterwards()
+    oracle.finish()
+
+
+def _failure(play: Callable[[], None]) -> Failure | None:
+    try:
+        play()
+    except Exception as error:  # whatever breaks is the result
+        return Failure(f"{type(error).__name__}: {error}", f"{type(error).__name__} in {_place(error)}")
+    return None
 
 
 def _place(error: BaseException) -> str:

@@ -72,6 +72,13 @@ _SEQUENCES = """\
       <- RelayWelcome
       RankReady of each rank                      ->   control
 
+### A controller that was killed comes back
+
+    relay -> rank         Rewind                  its links are lost: take the last consensus again, and wait
+    agent -> controller   Hello (returning)       until somebody answers; Accept, or Reject by name
+    relay -> controller   RelayHello              fresh sessions
+    rank -> controller    RankReady (held_round)  then an initial broadcast from a rank that holds the round
+
 ### A round
 
     controller -> rank    RequestParams           have your values in the arena

@@ -52,6 +52,8 @@ class Hello(Message, frozen=True):
     """each training step is padded to at least this; shown wherever the host is"""
     relay_only: bool = False
     """no devices: it folds the data streams of the hosts that join through it (``python -m worker --relay-only``)"""
+    returning: Count | None = None
+    """its number in a run whose controller it lost: its ranks still live and wait, and nothing is probed again"""
 
 
 class JobOffer(Message, frozen=True):
@@ -108,6 +110,8 @@ class WorldFormed(Message, frozen=True):
     world_size: Count
     generation: Count
     assignments: list[RankAssignment]
+    reattach_seconds: Amount = 0.0
+    """how long a host that loses its controller keeps its ranks and dials again; 0: not at all"""
 
 
 class RunEnded(Message, frozen=True):
@@ -221,6 +225,10 @@ class RankReady(Message, frozen=True):
     buffers_elements: Count
     notes: list[str] = []
     """what this rank could not take up of the state that was saved, one sentence each"""
+    held_round: Number | None = None
+    """after ``Rewind``: the round whose consensus this rank holds again; below 0 what the run began with"""
+    held_hash: str = ""
+    """XXH3-64 (hex) of that consensus"""
 
 
 class StartChunk(Message, frozen=True):
@@ -264,11 +272,22 @@ class RequestParams(Message, frozen=True):
     round: Number
     attempt: Count
     initial: bool
-    """the broadcast before training: rank 0 has mass 1, the others none; values travel, not differences"""
+    """the broadcast before training: ``root`` has mass 1, the others none; values travel, not differences"""
     encoding: Count = 0
     """a ``wire.frames.Encoding``: how the host streams parameters; buffers and the initial broadcast are f32"""
     excluded: bool = False
     """what this rank contributed was refused: it declares no work this time, and starts anew from the consensus"""
+    root: Count = 0
+    """the rank whose values an initial broadcast brings"""
+    brings: Number | None = None
+    """the round whose consensus those are, where a cohort goes on from one"""
+
+
+class Rewind(Message, frozen=True):
+    """relay -> rank: the controller was lost. Finish the batch in hand, forget what was done since the last round, take
+    its consensus again, and say ``RankReady``."""
+
+    reason: str
 
 
 class SnapshotReady(Message, frozen=True):
@@ -434,7 +453,7 @@ AnyMessage = (
     | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
     | NonFinite | UpdateComing | UpdateStaged | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
     | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown
-    | Exiting | RankFailed | DeclareDead | RankHello
+    | Exiting | RankFailed | DeclareDead | RankHello | Rewind
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -22,6 +22,7 @@ from worker.join_link import JoinLink, Refused, Target, Unreachable
 from worker.membership import Membership, Offer, Outcome, Start, Waits
 from worker.pulse import Pulse
 from worker.shared_dir import reap_abandoned
+from worker.signals import leaving_signals
 
 CONNECT_ATTEMPTS = 60
 CONNECT_PAUSE_SECONDS = 0.5
@@ -76,7 +77,7 @@ class Agent:
         self._knocked.set()
 
     async def run(self) -> ExitCode:
-        """Dial, take part, and dial again if told to persist. Ctrl-C or SIGTERM leaves; a second one kills."""
+        """Dial, take part, and dial again if told to persist. Ctrl-C, SIGTERM or SIGHUP leaves; a second one kills."""
         for left in reap_abandoned(time.time()):
             log.info("removed %s, which a killed agent left behind", left)
         devices = ", ".join(device.device.id for device in self.offer.devices) or "the relay"
@@ -146,13 +147,13 @@ class Agent:
             self._signals += 1
             if self._signals == 1:
                 log.info("%s: leaving; once more kills everything", number.name)
-                work.cancel()
+                work.cancel(number.name)
                 return
             if self._membership is not None:
                 self._membership.kill()
             os._exit(ExitCode.ERROR)
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = leaving_signals()
         for number in numbers:
             loop.add_signal_handler(number, on_signal, number)
         try:

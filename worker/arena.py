@@ -190,6 +190,23 @@ class Arena:
             return result
         return AdoptResult(0.0, before.pre_norm, before.post_norm, result.consensus_hash)
 
+    @torch.no_grad()
+    def rewind(self) -> str:
+        """Take the consensus that was adopted last again, whatever was trained since. Returns its XXH3-64 (hex).
+
+        Raises ``ArenaError`` when none was adopted yet.
+        """
+        agreed = self._base
+        if agreed is None:
+            raise ArenaError("no consensus was adopted yet, so there is none to go back to")
+        places = list(self._places())
+        adoption = Adoption(self._mapped(), agreed, hashed=True)
+        for section in _split(places):
+            adoption.take(self._runs(section, None), measured=False, ahead=None)
+        self._write(places, agreed, None)
+        self._packed, self._looking = False, None
+        return adoption.result().consensus_hash
+
     def local_state(self) -> dict[str, Tensor]:
         """CPU copies of the ``local`` tensors by name, aliases too: what a checkpoint adds to the rest."""
         tensors = state_tensors(self._model)

@@ -23,6 +23,10 @@ class ArenaError(Exception):
     """An arena cannot be made or used; the text names the file or tensor and the cure."""
 
 
+class ConsensusGone(ArenaError):
+    """A consensus lay in the memory of a controller that is gone, and nobody else has it."""
+
+
 class ArenaFile:
     """One mapped file. ``values`` is its content: 1-d f32, ``elements`` long; it stays valid while anyone
     holds it."""
@@ -90,8 +94,13 @@ class ConsensusFiles:
 
     def read(self, path: str) -> FloatArray:
         """The file's content, (elements,), not writable. Raises ``ArenaError`` for anything but a regular file of this
-        user and the model's size."""
-        descriptor = _opened(Path(path), os.O_RDONLY | os.O_NONBLOCK)
+        user and the model's size, ``ConsensusGone`` where it went with its owner's process."""
+        try:
+            descriptor = _opened(Path(path), os.O_RDONLY | os.O_NONBLOCK)
+        except ArenaError as error:
+            if path.startswith("/proc/"):
+                raise ConsensusGone(str(error)) from error
+            raise
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():

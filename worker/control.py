@@ -14,6 +14,7 @@
     any        Evaluate                     same             Score
     any        RequestLocalState            same             SendLocal (grants for it never come here)
     any        DeclareDead (own rank)       draining         Leave, as fenced
+    any        Rewind                       idle             Back: whatever the last round did not hold is void
     any        Shutdown                     draining         Leave
     draining   anything                     draining         none
 
@@ -44,6 +45,7 @@ from wire.messages import (
     Message,
     RequestLocalState,
     RequestParams,
+    Rewind,
     RoundCommitted,
     Shutdown,
     SnapshotReady,
@@ -142,6 +144,15 @@ class SendLocal:
 
 
 @dataclass(frozen=True, slots=True)
+class Back:
+    """Take the consensus of ``round`` again, and say that this rank is ready."""
+
+    round: int
+    restart: bool
+    """what this rank did last was refused as not finite: forget the optimizer's state"""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """End the loop. ``fenced``: the cohort goes on without this rank, which is no clean end."""
 
@@ -149,7 +160,7 @@ class Leave:
     fenced: bool
 
 
-Action = Train | SetClock | Pack | Resend | LookAhead | Adopt | Score | SendLocal | Leave
+Action = Train | SetClock | Pack | Resend | LookAhead | Adopt | Score | SendLocal | Back | Leave
 
 
 class Control:
@@ -171,10 +182,15 @@ class Control:
         self._packed_steps = 0
         self._excluded = False
         self._last_round: int | None = None
+        self._brings: int | None = None
+        """whose consensus the initial broadcast brings"""
+        self._held: int | None = None
+        """the round whose consensus was adopted last; the initial broadcast's number where that was none's"""
+        self._held_before: int | None = None
         self._looked_at: tuple[int, int] | None = None
         """the attempt of the last ``LookAhead``"""
 
-    def receive(self, message: Message) -> list[Action]:
+    def receive(self, message: Message) -> list[Action]:  # noqa: C901 one match, a line a case
         """What this message asks for, in order. Raises ``IllegalMessage``."""
         if self.state is State.DRAINING:
             return []
@@ -191,6 +207,8 @@ class Control:
                 return [Score(message.epoch)]
             case RequestLocalState():
                 return [SendLocal(message.checkpoint)]
+            case Rewind():
+                return self._rewind(message)
             case Shutdown():
                 return self._leave(message.reason, fenced=False)
             case DeclareDead():
@@ -201,6 +219,10 @@ class Control:
         """An optimizer step was made."""
         self.steps += 1
         self.steps_since_round += 1
+
+    def not_adopted(self) -> None:
+        """The consensus of the last ``Adopt`` went with its controller: the one before is what is held."""
+        self._held = self._held_before
 
     def chunk_done(self) -> tuple[ChunkDone, list[Action]]:
         """Every sample of the chunk was trained on: the report, and what comes next."""
@@ -250,7 +272,8 @@ class Control:
         return [Resend(self._snapshot)]
 
     def _initial(self, request: RequestParams) -> SnapshotReady:
-        root = self.rank == 0
+        self._brings = request.brings
+        root = self.rank == request.root
         mass = 1.0 if root else 0.0
         return SnapshotReady(request.round, request.attempt, steps=int(root), mass=mass, mover_mass=mass)
 
@@ -283,6 +306,8 @@ class Control:
         self.steps_since_round -= self.steps_since_round if restart else self._packed_steps
         self._snapshot = None
         self._last_round = commit.round
+        self._held_before = self._held
+        self._held, self._brings = commit.round if self._brings is None else self._brings, None
         adopt = Adopt(
             commit.round,
             params=commit.realized or restart,
@@ -300,6 +325,20 @@ class Control:
             return []
         self.state = State.IDLE
         return self._begin(self._waiting.popleft()) if self._waiting else []
+
+    def _rewind(self, message: Rewind) -> list[Action]:
+        """The cohort starts from the last round again, as it did from the first: with an initial broadcast. Another
+        controller may be lost before that: then it is the same round still."""
+        if self._held is None:
+            raise IllegalMessage(message, self.state, "there is no round to go back to")
+        back = Back(self._held, restart=self._excluded)
+        self.state = State.IDLE
+        self.chunk = self._snapshot = self._last_round = self._brings = None
+        self._excluded, self._looked_at = False, None
+        self._waiting.clear()
+        self._done.clear()  # what was done since is dealt again
+        self.steps_since_round = self._packed_steps = 0
+        return [back]
 
     def _leave(self, reason: str, *, fenced: bool) -> list[Action]:
         self.state = State.DRAINING

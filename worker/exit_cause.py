@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from wire.messages import ExitCause, RankFailed
+from wire.messages import ExitCause, Message, RankExited, RankFailed, RelayExited
 from worker.child import Exit
 from worker.progress import Reading
+
+log = logging.getLogger("agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +91,16 @@ def _explain(end: Exit, memory: Kernel) -> str:
     if end.code == 0:
         return "exited with code 0 before the run was over"
     return f"exited with code {end.code}"
+
+
+def log_exit(message: Message) -> None:
+    """Tell on the agent's own log how a child ended."""
+    if isinstance(message, RankExited):
+        cause = message.cause
+        if cause.clean:
+            log.info("rank %s left", message.rank)
+        else:
+            what = f"{cause.exception}: {cause.message}" if cause.exception else cause.message
+            log.error("rank %s died at its step %s: %s", message.rank, cause.last_step, what)
+    elif isinstance(message, RelayExited) and not message.cause.clean:
+        log.error("the relay died: %s", message.cause.message)

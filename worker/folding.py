@@ -67,9 +67,10 @@ class ConsensusPair:
     What an update leaves out is copied from one to the other, where the two differ: where the round before moved.
     """
 
-    def __init__(self, directory: Path, elements: int) -> None:
-        """Make ``consensus.0`` and ``consensus.1``. Raises ``ArenaError``."""
-        self._files = [ArenaFile.create(directory / f"consensus.{number}", elements) for number in range(2)]
+    def __init__(self, directory: Path, elements: int, session: int = 0) -> None:
+        """Make ``consensus.SESSION.0`` and ``consensus.SESSION.1``. Raises ``ArenaError``."""
+        paths = [directory / f"consensus.{session}.{number}" for number in range(2)]
+        self._files = [ArenaFile.create(path, elements) for path in paths]
         self._building = 0
         self._absolute = True
         self._moving: ranges.Ranges = []

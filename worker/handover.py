@@ -38,6 +38,11 @@ class Handover:
         arguments = (checkpoint, snapshot, elapsed_ms, error)
         threading.Thread(target=self._send, args=arguments, name="hand over", daemon=True).start()
 
+    def drop(self) -> None:
+        """Nobody waits for the state any more."""
+        self._current = 0
+        self._link.taken.put(StateTaken(checkpoint=0, part=0))
+
     def _send(self, checkpoint: int, snapshot: Snapshot, elapsed_ms: float, error: str) -> None:
         parts, taken = snapshot.parts, 0
         with contextlib.suppress(LinkLost):  # the training thread finds out by itself, and says so
@@ -47,6 +52,8 @@ class Handover:
                     if isinstance(granted, LinkLost):
                         return
                     taken += granted.checkpoint == checkpoint
+                    if self._current != checkpoint:
+                        return
                 if self._current != checkpoint:
                     return
                 message = LocalState(checkpoint=checkpoint, part=part, parts=parts, data=data)

@@ -138,6 +138,7 @@ class Host:
             shm_dir=str(self._shared.path),
             heartbeat_seconds=orders.accept.heartbeat_seconds,
             heartbeat_timeout_seconds=orders.accept.heartbeat_timeout_seconds,
+            reattach_seconds=orders.formed.reattach_seconds,
             shared_memory=orders.shared_memory,
         )
         self._relay = await Child.spawn("relay", "worker.relay", line(spec), child_environment(os.environ))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,9 +32,11 @@ from wire.messages import (
 )
 from wire.ranges import Ranges
 from worker.arena import Arena
+from worker.arena_file import ConsensusGone
 from worker.control import (
     Action,
     Adopt,
+    Back,
     Control,
     Leave,
     LookAhead,
@@ -136,15 +139,7 @@ class TrainingLoop:
         if notes is None:
             assert self._leave is not None
             return self._leave
-        self.link.send(
-            RankReady(
-                layout_hash=self.arena.layout_hash,
-                params_elements=self.arena.params_elements,
-                buffers_elements=self.arena.buffers_elements,
-                notes=notes,
-            )
-        )
-        self._enter(State.IDLE)
+        self._ready(notes)
         while self._leave is None:
             # What did the controller say? With a chunk in work nobody waits for an answer.
             for message in self._messages():
@@ -158,6 +153,18 @@ class TrainingLoop:
                 if self._samples_left == 0:
                     self._finish_chunk()
         return self._leave
+
+    def _ready(self, notes: list[str], held_round: int | None = None, held_hash: str = "") -> None:
+        ready = RankReady(
+            layout_hash=self.arena.layout_hash,
+            params_elements=self.arena.params_elements,
+            buffers_elements=self.arena.buffers_elements,
+            notes=notes,
+            held_round=held_round,
+            held_hash=held_hash,
+        )
+        self.link.send(ready)
+        self._enter(State.IDLE)
 
     # ------------------------------------------------------------------------------------------- training
 
@@ -207,7 +214,7 @@ class TrainingLoop:
             return self.link.poll()
         return [self.link.wait()]
 
-    def _obey(self, actions: list[Action]) -> None:
+    def _obey(self, actions: list[Action]) -> None:  # noqa: C901 one match, a line a case
         for action in actions:
             match action:
                 case SetClock(global_step):
@@ -226,6 +233,8 @@ class TrainingLoop:
                     self._evaluate(epoch)
                 case SendLocal(checkpoint):
                     self._send_local(checkpoint)
+                case Back():
+                    self._go_back(action)
                 case Leave():
                     self._say_goodbye(action)
 
@@ -264,21 +273,28 @@ class TrainingLoop:
     def _look_ahead(self, order: LookAhead) -> None:
         """While the others' work streams in, so that less is left to do once it is committed."""
         hashed = self.options.verify_consensus
-        self.arena.look_ahead(order.consensus, order.stop, fresh=order.fresh, hashed=hashed)
+        with contextlib.suppress(ConsensusGone):  # the commit will not come either
+            self.arena.look_ahead(order.consensus, order.stop, fresh=order.fresh, hashed=hashed)
 
     def _adopt(self, order: Adopt) -> None:
         failpoints.hit("rank.adopt", round=order.round)
         started = self.clock()
         self._count_idle(started)
         ahead = self.options.write_back if order.ahead else None
-        moved = self.arena.adopt(
-            order.consensus,
-            params=order.params,
-            buffers=order.buffers,
-            ahead=ahead,
-            hashed=self.options.verify_consensus,
-            looked=order.looked,
-        )
+        try:
+            moved = self.arena.adopt(
+                order.consensus,
+                params=order.params,
+                buffers=order.buffers,
+                ahead=ahead,
+                hashed=self.options.verify_consensus,
+                looked=order.looked,
+            )
+        except ConsensusGone as gone:  # Rewind is on its way; were it not, the round's ceiling would end the run
+            print(f"round {order.round} is not adopted: {gone}", file=sys.stderr, flush=True)
+            self.control.not_adopted()
+            self._rest()
+            return
         if order.restart:
             self.trainer.restart()
         now = self.clock()
@@ -312,6 +328,17 @@ class TrainingLoop:
         self._enter(State.IDLE)
 
     # ------------------------------------------------------------------------------------ errands and the end
+
+    def _go_back(self, order: Back) -> None:
+        """The controller was lost: hold what the last round left, and wait for whoever takes the cohort up again. What
+        the optimizer has learned since stays with it."""
+        self._batches, self._samples_left = iter(()), 0
+        self._handover.drop()
+        consensus_hash = self.arena.rewind()
+        if order.restart:
+            self.trainer.restart()
+        self._times = WindowTimes(worked_until=self.clock())
+        self._ready([], order.round, consensus_hash)
 
     def _evaluate(self, epoch: int) -> None:
         self._enter("evaluating")

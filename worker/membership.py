@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+import msgspec
 
 from wire import failpoints
 from wire.beats import Beats
@@ -30,21 +32,22 @@ from wire.messages import (
     Leaving,
     Message,
     ProbeReport,
-    RankExited,
     RankProgress,
     Reject,
-    RelayExited,
     RunEnded,
     WorldFormed,
 )
 from wire.sealing import run_secret
 from worker.devices import DeviceError, LocalDevice
+from worker.exit_cause import log_exit
 from worker.exits import ExitCode
 from worker.host import PATIENCE_SECONDS, Host, HostOrders
 from worker.join_link import JoinLink, LinkEnded, Target
 from worker.probing import PROBE_SECONDS, probe_job
 from worker.pulse import Pulse
+from worker.returning import FINAL, Away, find_again
 from worker.shared_dir import SharedDirError
+from worker.tasks import first_to_end
 from worker.versions import host_versions
 
 FAREWELL_SECONDS = 2.0
@@ -145,6 +148,10 @@ class Membership:
         """the controller's, from Accept on"""
         self._layout: ProbeReport | None = None
         self._accept: Accept | None = None
+        self._patience = 0.0
+        """seconds to look for a controller that is lost"""
+        self._exits: list[Message] = []
+        """ends of children that were told: whoever takes over from a lost controller may not know of them"""
 
     async def run(self) -> Outcome:
         """Take part until it is over; no child of this host is left then."""
@@ -152,20 +159,24 @@ class Membership:
             await self.link.send(self.offer.hello())
             accept = await self._admission()
             log.info("admitted to run %s as host %s; waiting for its world to form", accept.run_id, accept.host_id)
-            await _first_to_end(self._obey(accept), self._beat(accept), self._listen_for_silence(accept))
+            while True:
+                try:
+                    await first_to_end(self._obey(accept), self._beat(accept), self._listen_for_silence(accept))
+                except LinkEnded as ended:
+                    accept = await self._return(ended, accept)
         except _Over as over:
             return over.outcome
         except LinkEnded as ended:
             return self._lost(ended)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as asked:
             self._hurry = True
-            await self._say_goodbye("the operator of this host ended its agent")
+            how = f" ({asked.args[0]})" if asked.args else ""
+            await self._say_goodbye(f"the operator of {self.offer.name} ended its agent{how}")
             raise
         finally:
             if self.host is not None:
                 await self.host.stop(0.0 if self._hurry else PATIENCE_SECONDS)
             await self.link.close()
-        raise AssertionError("a membership ends by being told so, or by losing its link")
 
     @property
     def run_id(self) -> int | None:
@@ -269,6 +280,7 @@ class Membership:
         log.info("the world formed: %s", here)
         try:
             self.host = await self._start(self._orders(formed, accept))
+            self._patience = formed.reattach_seconds
             self._hosting.set()
         except (SharedDirError, DeviceError, OSError) as error:
             text = f"the ranks cannot start on this host: {error}"
@@ -293,6 +305,8 @@ class Membership:
         """A heartbeat every second, and each exit of a child at once."""
         loop = asyncio.get_running_loop()
         due = loop.time()
+        for message in self._exits:
+            await self.link.send(message)
         while True:
             due = max(due + accept.heartbeat_seconds, loop.time())
             failpoints.hit("agent.beat", name=self.offer.name)
@@ -308,8 +322,9 @@ class Membership:
 
     async def _report_exits(self, until: float) -> None:
         while (message := await self._next_exit(until)) is not None:
-            _log_exit(message)
+            log_exit(message)
             failpoints.hit("agent.exit", name=self.offer.name)
+            self._exits.append(message)
             await self.link.send(message)
 
     async def _next_exit(self, until: float) -> Message | None:
@@ -340,6 +355,24 @@ class Membership:
             if now - self.link.heard_at > timeout:
                 raise LinkEnded(CloseCode.SILENT, f"the controller was not heard for {now - self.link.heard_at:.0f} s")
 
+    # ------------------------------------------------------------------------------------- a controller that is lost
+
+    async def _return(self, ended: LinkEnded, accept: Accept) -> Accept:
+        """Keep relay and ranks while the controller is looked for. Raises ``LinkEnded`` where there is nothing to come
+        back with, ``_Over`` when it stays away or does not want this host."""
+        if self.host is None or not self._patience or ended.close_code in FINAL:
+            raise ended
+        patience = self._patience
+        log.warning("the controller was lost (%s); ranks and relay wait up to %g s for it", ended, patience)
+        await self.link.close()
+        hello = msgspec.structs.replace(self.offer.hello(), run=accept.run_id, returning=accept.host_id)
+        try:
+            self.link, self._accept = await find_again(self.target, hello, patience, self.waits.reply)
+        except Away as away:
+            raise _Over(Outcome(away.code, str(away), retry=away.code is ExitCode.LOST, admitted=True)) from away
+        log.info("the controller is back: run %s goes on", accept.run_id)
+        return self._accept
+
     # --------------------------------------------------------------------------------------------------- the end
 
     def _ended(self, message: RunEnded) -> Outcome:
@@ -365,29 +398,3 @@ class Membership:
         with contextlib.suppress(LinkEnded, TimeoutError):
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await self.link.send(Leaving(reason=reason))
-
-
-async def _first_to_end(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Run all until one raises, which is the only way any of them ends; raise that."""
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:  # in the order of their weight: what was said goes before what was not heard
-            if task in done:
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _log_exit(message: Message) -> None:
-    if isinstance(message, RankExited):
-        cause = message.cause
-        if cause.clean:
-            log.info("rank %s left", message.rank)
-        else:
-            what = f"{cause.exception}: {cause.message}" if cause.exception else cause.message
-            log.error("rank %s died at its step %s: %s", message.rank, cause.last_step, what)
-    elif isinstance(message, RelayExited) and not message.cause.clean:
-        log.error("the relay died: %s", message.cause.message)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import random
+from collections.abc import Coroutine
+from typing import Any
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI, ProxyError
@@ -19,7 +22,7 @@ from worker.relay_spec import RelaySpec
 
 MAX_FRAME = 2 << 20
 _PAUSE_SECONDS = (0.2, 2.0)
-"""first and longest pause between two dials"""
+"""first and longest pause between two dials, a quarter more or less: not all relays dial at one moment"""
 _DATA_PING_SECONDS = 20.0
 _CLOSE_SECONDS = 0.5
 _REFUSALS = frozenset({CloseCode.AUTH, CloseCode.REFUSED, CloseCode.PROTOCOL})
@@ -90,6 +93,10 @@ class ControllerLink:
             await self._websocket.close(close_code(error.code))
             raise LinkRefused(f"the {self.name} link failed: {error}") from error
 
+    async def ended(self) -> None:
+        """Wait until the connection is closed, by whichever side."""
+        await self._websocket.wait_closed()
+
     async def close(self) -> None:
         """Close the websocket; waits for the controller's answer, half a second at most."""
         try:
@@ -114,7 +121,8 @@ class ControllerLink:
 async def dial(
     spec: RelaySpec, channels: tuple[Channel, ...] = (Channel.CONTROL, Channel.DATA)
 ) -> tuple[ControllerLink, ...]:
-    """Make these links, in order, within the one budget of ``spec.connect_seconds``.
+    """Make these links, in order, within the one budget of ``spec.connect_seconds``. One that ends before the last is
+    made takes the others with it: a controller that was killed and started again must not have one of either life.
 
     Raises ``LinkRefused`` at once, ``LinkLost`` when the budget is spent.
     """
@@ -122,8 +130,14 @@ async def dial(
     failures: list[str] = ["no answer"]
     try:
         async with asyncio.timeout(spec.connect_seconds):
-            for channel in channels:
-                links.append(await _until_connected(spec, channel, failures))
+            while len(links) < len(channels):
+                made = await _while_up(links, _until_connected(spec, channels[len(links)], failures))
+                if made is not None:
+                    links.append(made)
+                    continue
+                failures.append(f"the {links[-1].name} link ended")
+                while links:
+                    links.pop().abort()
     except BaseException as error:
         for link in links:
             link.abort()
@@ -132,6 +146,21 @@ async def dial(
         text = f"the controller at {spec.url} could not be reached within {spec.connect_seconds:g} s: {failures[-1]}"
         raise LinkLost(text) from error
     return tuple(links)
+
+
+async def _while_up(
+    links: list[ControllerLink], connecting: Coroutine[Any, Any, ControllerLink]
+) -> ControllerLink | None:
+    """What that makes; none when one of these links ends first."""
+    task = asyncio.create_task(connecting)
+    ends = [asyncio.create_task(link.ended()) for link in links]
+    try:
+        await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, *ends):
+            each.cancel()
+        await asyncio.gather(task, *ends, return_exceptions=True)
 
 
 async def _until_connected(spec: RelaySpec, channel: Channel, failures: list[str]) -> ControllerLink:
@@ -145,7 +174,7 @@ async def _until_connected(spec: RelaySpec, channel: Channel, failures: list[str
             failures.append(str(error) or type(error).__name__)
         except InvalidURI as error:
             raise LinkRefused(f"{spec.url} cannot be dialled: {error}") from error
-        await asyncio.sleep(pause)
+        await asyncio.sleep(pause * random.uniform(0.75, 1.25))
         pause = min(2 * pause, longest)
 
 

@@ -56,7 +56,7 @@ class RankPorts:
     async def serve(self) -> None:
         """Run until something that a rank said could not be handled; raises that error."""
         assert self._fatal is not None, "listen first"
-        await self._fatal
+        await asyncio.shield(self._fatal)
 
     def send(self, rank: int, message: Message | None) -> None:
         """Queue a message for a rank; none ends its connection. One that is not connected misses it, which its exit

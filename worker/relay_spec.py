@@ -29,6 +29,8 @@ class RelaySpec(msgspec.Struct, frozen=True):
     heartbeat_timeout_seconds: float = 30.0
     connect_seconds: float = 60.0
     """one budget for both dials"""
+    reattach_seconds: float = 0.0
+    """how long to dial a controller that was lost, with the ranks waiting; 0: not at all"""
     shared_memory: bool = True
     """use the controller's memory if it is on this machine; false streams there too"""
     proxy: str | None = None

@@ -124,11 +124,17 @@ class Downloads:
     """
 
     def __init__(
-        self, directory: Path, release: Callable[[RoundCommitted], None], tell: Callable[[UpdateStaged], None]
+        self,
+        directory: Path,
+        session: int,
+        release: Callable[[RoundCommitted], None],
+        tell: Callable[[UpdateStaged], None],
     ) -> None:
+        """``session`` tells this controller's files from those of the ones before."""
         self.pair: ConsensusPair | None = None
         """none until the model's size is known, and for good where the controller shares its memory"""
         self._directory = directory
+        self._session = session
         self._release = release
         self._tell = tell
         self._staging = Staging()
@@ -137,8 +143,14 @@ class Downloads:
     async def prepare(self, model: Model, *, shared: bool) -> None:
         """Make what is needed for a model of this size, before the controller hears of a rank that is ready."""
         if not shared:
-            self.pair = await asyncio.to_thread(ConsensusPair, self._directory, model.elements)
+            self.pair = await asyncio.to_thread(ConsensusPair, self._directory, model.elements, self._session)
         self._model = model
+
+    def forget_older(self) -> None:
+        """No rank opens a file of the controllers before any more; who maps one keeps it."""
+        for path in self._directory.glob("consensus.*"):
+            if not path.name.startswith(f"consensus.{self._session}."):
+                path.unlink(missing_ok=True)
 
     def opened(self, request: RequestParams) -> None:
         """A new attempt began."""

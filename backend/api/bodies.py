@@ -80,6 +80,7 @@ class RunCreate(Body):
     forming_seconds: Seconds = 120.0
     stall_seconds: Seconds = 300.0
     max_failure: Ratio | None = None
+    reattach_seconds: Seconds | None = None
     verify_consensus: bool = True
     checkpoint_epochs: Count | None = 1
     checkpoint_rounds: Count | None = None

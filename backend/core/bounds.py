@@ -68,8 +68,7 @@ class Bounds:
         march.out += march.checkpoints.expire(now)
         if march.phase == "forming":
             if now >= march.forming.deadline:
-                waited = f"{march.config.forming_seconds:g} s"
-                march.fail(f"The cohort did not form within {waited}. {march.forming.missing()}", now)
+                march.forming.expired(march, now)
             return
         opened = self._round_deadline()
         if opened is not None and now >= opened:

@@ -16,7 +16,7 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty
-from backend.core.forming import announce
+from backend.core.forming import announce, plan_of
 from backend.core.join_admission import MAX_ERROR_TEXT, clipped
 from backend.core.join_window import PROBE_SECONDS, JoinWindow, can_move
 from backend.core.liveness import Liveness
@@ -26,6 +26,7 @@ from backend.core.outlook import outlook_of
 from backend.core.preview import Outlook
 from backend.core.refusals import acknowledged
 from backend.core.resume import Resume, send_saved, take_up
+from backend.core.returning import ClosedWindow, Kept, Returning, announced, keep_world, may_return
 from backend.core.views import cohort_view
 from backend.core.vocabulary import (
     CheckpointWritten,
@@ -69,7 +70,6 @@ from wire.messages import (
     RelayExited,
     RunEnded,
     SyncAck,
-    TrainingPlan,
 )
 
 MAX_NOTES = 20
@@ -103,6 +103,20 @@ class Cohort:
         self._door_phase = "waiting"
         self._door_end: End | None = None
         self._out: list[Effect] = []
+        self.opening: list[Effect] = []
+        """what is to be done before the first event"""
+
+    def take_back(self, kept: Kept, now: float) -> None:
+        """This run was trained under a controller that was killed: wait for its hosts instead of opening the door."""
+        world, config = kept.world(), self.config
+        size, layout = kept.dataset_size, list(kept.layout)
+        march = March(self.run_id, config, world, self.liveness, dataset_size=size, layout=layout, now=now)
+        march.forming = Returning(world, now + config.return_seconds, self.membership, kept)
+        march.deaths, march.stopping = list(kept.deaths), kept.stopping
+        self.march = march
+        self.window = self.membership.window = ClosedWindow(config, now, self.run_id, kept)
+        hosts = {host: seat.ranks for host, seat in world.hosts.items() if seat.state == "away"}
+        self.opening = [*announced(kept, world, config.return_seconds), ExpectRelays(hosts)]
 
     # ------------------------------------------------------------------------------------------- the verbs
 
@@ -124,7 +138,7 @@ class Cohort:
         if self.end is not None:
             refused = Refused("run_over", f"the run is {self.phase}: {self.end.reason}")
             return [refused] if isinstance(event, Operator) else []
-        self._out = []
+        self._out, self.opening = self.opening, []
         before = self.phase
         if self.march is None:
             self._at_the_door(event, now)
@@ -137,6 +151,8 @@ class Cohort:
         """The earliest moment at which a ``Tick`` may change something; none once the run is over."""
         if self.ended:
             return None
+        if self.opening:
+            return self.created_at
         rest = self.march.bounds.deadline() if self.march is not None else self.window.next_deadline()
         return min((at for at in (self.liveness.next_deadline(), rest) if at is not None), default=None)
 
@@ -239,27 +255,14 @@ class Cohort:
         )
         if self.resume is not None:
             self._out += take_up(self.march, self.resume, now)
+        patience = self.config.return_seconds if may_return(self.config, world) else 0.0
+        if patience:
+            salt, secret = self.membership.run_salt, self.membership.open_secret
+            self._out.append(keep_world(world, reference.layout, reference.dataset_size, salt, secret))
         self._out.append(ExpectRelays({host: seat.ranks for host, seat in world.hosts.items()}))
+        plan = plan_of(self.run_id, self.config, reference.dataset_size, resumed=self.resume is not None)
         for seat in world.hosts.values():
-            self._out += announce(world, seat, self._plan(reference.dataset_size))
-
-    def _plan(self, dataset_size: int) -> TrainingPlan:
-        config = self.config
-        return TrainingPlan(
-            run_id=self.run_id,
-            job=config.job,
-            params=dict(config.params),
-            mode=config.mode,
-            batch_size=config.batch_size,
-            epochs=config.epochs,
-            seed=config.seed,
-            gamma=config.gamma,
-            verify_consensus=config.verify_consensus,
-            total_samples=dataset_size,
-            write_back=config.write_back,
-            blend_alpha=config.blend_alpha,
-            resumed=self.resume is not None,
-        )
+            self._out += announce(world, seat, plan, patience)
 
     def _move(self, phase: str, reason: str) -> None:
         self._door_phase = phase
@@ -315,7 +318,8 @@ class Cohort:
     def _host_said(self, march: March, link: int, message: Message, address: str, now: float) -> None:
         seat = march.world.host_of_link(link)
         if seat is None:
-            self._out += self.membership.late_comer(link, message, address)
+            back = march.forming.returned(link, message, address, now) if march.phase == "forming" else []
+            self._out += back or self.membership.late_comer(link, message, address)
             return
         if seat.state in ("left", "lost"):
             return
@@ -361,7 +365,7 @@ class Cohort:
                     march.event("state_not_restored", text, "warning")
                 disagreement = march.forming.rank_ready(rank, message)
                 if disagreement:
-                    march.fail(f"The cohort could not form: {disagreement}", now)
+                    march.forming.over(march, disagreement, now)
             case EvalResult():
                 march.evaluated(rank, message, now)
             case LocalState():

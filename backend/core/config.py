@@ -109,6 +109,9 @@ class RunConfig:
     """a reduce or a chunk that makes no progress for this long ends the run"""
     max_failure: float | None = None
     """deaths that end the run: a count from 1 up, below 1 a share of the world, 0 any; none goes on to the last"""
+    reattach_seconds: float | None = None
+    """how long hosts keep their ranks for a controller that was lost, and a restarted one waits for its hosts; none:
+    the heartbeat timeout, 0: not at all"""
     verify_consensus: bool = True
 
     checkpoint_epochs: int | None = 1
@@ -121,6 +124,11 @@ class RunConfig:
     def problems(self) -> list[Problem]:
         """Everything that is wrong, in field order; empty for a configuration that may run."""
         return list(self._problems())
+
+    @property
+    def return_seconds(self) -> float:
+        """``reattach_seconds``, or what takes its place."""
+        return self.heartbeat_timeout_seconds if self.reattach_seconds is None else self.reattach_seconds
 
     def as_dict(self) -> dict[str, Any]:
         """The configuration as JSON-ready values."""
@@ -283,6 +291,8 @@ class RunConfig:
             yield Problem("forming_seconds", "below_minimum", "forming_seconds must be above 0")
         if self.max_failure is not None and self.max_failure < 0:
             yield Problem("max_failure", "below_minimum", "max_failure must not be negative")
+        if self.reattach_seconds is not None and self.reattach_seconds < 0:
+            yield Problem("reattach_seconds", "below_minimum", "reattach_seconds must not be negative; 0 means never")
 
     def _checkpoint_problems(self) -> Iterator[Problem]:
         for name in ("checkpoint_epochs", "checkpoint_rounds"):

@@ -56,11 +56,23 @@ class OpenedRound:
 class Cycle:
     """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
 
-    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0, *, first_round: int = 0) -> None:
-        """``first_round`` follows the initial one: a resumed run goes on counting."""
+    def __init__(
+        self,
+        params_elements: int,
+        buffers_elements: int,
+        encoding: int = 0,
+        *,
+        first_round: int = 0,
+        root: int = 0,
+        brings: int | None = None,
+    ) -> None:
+        """``first_round`` follows the initial one, which brings ``root``'s values, the consensus of round ``brings`` if
+        there was one: a resumed run goes on counting."""
         self.params_elements = params_elements
         self.buffers_elements = buffers_elements
         self.first_round = first_round
+        self.root = root
+        self.brings = brings
         self.encoding = encoding
         """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
         self.next_round = INITIAL_ROUND
@@ -191,6 +203,8 @@ class Cycle:
             )
         ]
         for rank in sorted(current.ranks):
-            request = RequestParams(current.round, current.attempt, initial, encoding, rank in current.excluded)
+            excluded = rank in current.excluded
+            start = (self.root, self.brings) if initial else ()
+            request = RequestParams(current.round, current.attempt, initial, encoding, excluded, *start)
             effects.append(SendRank(rank, request))
         return effects

@@ -50,23 +50,23 @@ def bury(march: March, casualty: Casualty, now: float) -> list[Effect]:
     """Take a rank that was just removed from the world out of everything: its work returns, its death is written down,
     and the hosts that are left are told."""
     waited = waited_for(march, casualty.rank, casualty.detect_seconds, now)
-    returned = march.training.rank_died(casualty.rank)
+    returned = march.training.rank_died(casualty.rank) if march.forming.restored else []
     closed = march.cycle.next_round - (1 if march.cycle.open else 0)
-    last_round = max(closed, 0) - 1
+    last_round = max(closed, march.forming.first_round) - 1
     row, records = death_records(casualty, march.world, last_round=last_round, returned=returned, waited=waited)
     march.deaths.append(row)
     return [*records, *death_notices(casualty, march.world)]
 
 
 def death_notices(casualty: Casualty, world: World) -> list[Effect]:
-    """Tell every relay that has a living rank; of a rank whose process did not end by itself its own one, too, and the
-    agent, which ends what is left of it."""
-    hosts = set(world.alive_by_host())
+    """Tell every relay that is here and has a living rank; of a rank whose process did not end by itself its own one,
+    too, and the agent, which ends what is left of it."""
+    hosts = {host for host in world.alive_by_host() if world.hosts[host].relay_up}
     seat = world.hosts[world.ranks[casualty.rank].host]
     notice = DeclareDead(rank=casualty.rank, reason=casualty.sentence(world))
     fence: list[Effect] = []
     if casualty.cause is None and seat.state != "lost":
-        hosts.add(seat.host)
+        hosts |= {seat.host} if seat.relay_up else set()
         fence.append(SendHost(seat.link, notice))
     return [*(SendRelay(host, notice) for host in sorted(hosts)), *fence]
 

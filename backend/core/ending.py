@@ -30,7 +30,7 @@ class Ending:
     so."""
 
     phase: str
-    """done or failed"""
+    """done or failed; interrupted: saved under a controller that came back to a part of its cohort"""
     reason: str
     save: SaveReason
     """what the checkpoint on the way is for"""
@@ -85,7 +85,8 @@ def step_ending(march: March, now: float) -> bool:
         if march.evaluations.pending or desk.awaited:
             return False
         ending.go("saving", now)
-        if march.cycle.next_round > march.cycle.first_round and not desk.busy:
+        trained = march.cycle.next_round > march.cycle.first_round or march.forming.brings is not None
+        if trained and not desk.busy:
             march.save(ending.reason, now)
         return True
     if ending.step == "saving":

@@ -4,20 +4,45 @@ layout."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from backend.core.config import RunConfig
 from backend.core.model import sizes
 from backend.core.vocabulary import Effect, Record, SendHost
 from backend.core.world import HostSeat, World
-from wire.messages import RankReady, TensorSpec, TrainingPlan, WorldFormed
+from wire.messages import Message, RankReady, TensorSpec, TrainingPlan, WorldFormed
+
+if TYPE_CHECKING:
+    from backend.core.march import March
 
 GENERATION = 0
 """Raised when the world changes during a run; today it never does."""
 
 
-def announce(world: World, seat: HostSeat, plan: TrainingPlan) -> list[Effect]:
-    """The world is formed: write down a host's ranks, and tell it its part."""
+def plan_of(run_id: int, config: RunConfig, dataset_size: int, *, resumed: bool) -> TrainingPlan:
+    """What every rank of the run is told to train."""
+    return TrainingPlan(
+        run_id=run_id,
+        job=config.job,
+        params=dict(config.params),
+        mode=config.mode,
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        seed=config.seed,
+        gamma=config.gamma,
+        verify_consensus=config.verify_consensus,
+        total_samples=dataset_size,
+        write_back=config.write_back,
+        blend_alpha=config.blend_alpha,
+        resumed=resumed,
+    )
+
+
+def announce(world: World, seat: HostSeat, plan: TrainingPlan, reattach_seconds: float) -> list[Effect]:
+    """The world is formed: write down a host's ranks, and tell it its part, and how long to wait for a controller that
+    it loses."""
     assignments = world.assignments(seat.host)
-    formed = WorldFormed(plan=plan, world_size=len(world.ranks), generation=GENERATION, assignments=assignments)
+    formed = WorldFormed(plan, len(world.ranks), GENERATION, assignments, reattach_seconds)
     rows: list[Effect] = [
         Record(
             "ranks",
@@ -41,6 +66,16 @@ class Forming:
     def __init__(self, world: World, deadline: float, layout: Iterable[TensorSpec]) -> None:
         self.world = world
         self.deadline = deadline
+        self.root = 0
+        """whose parameters the initial broadcast brings"""
+        self.brings: int | None = None
+        """the round that they are the consensus of, where a cohort goes on from one"""
+        self.first_round = 0
+        """no round before this one is begun"""
+        self.last_words = ""
+        """why there is nothing but to save once it is complete"""
+        self.restored = True
+        """the schedule is that of this world; else whoever dies leaves it when it is"""
         self._sizes = sizes(layout)
         """elements of parameters and buffers, as every host found them when it looked at the job"""
 
@@ -72,6 +107,27 @@ class Forming:
         if ready.params_elements + ready.buffers_elements == 0:
             return "the model has no floating-point tensor, so there is nothing to train"
         return None
+
+    def returned(self, link: int, message: Message, address: str, now: float) -> list[Effect]:
+        """Somebody without a seat spoke; what a forming has to say to it, which here is nothing."""
+        return []
+
+    def begin(self, march: March, now: float) -> bool:
+        """Everybody is there; whether the initial broadcast may begin."""
+        return True
+
+    def expired(self, march: March, now: float) -> None:
+        """Time is up."""
+        waited = f"{march.config.forming_seconds:g} s"
+        march.fail(f"The cohort did not form within {waited}. {self.missing()}", now)
+
+    def bereaved(self, march: March, reason: str, now: float) -> None:
+        """Ranks were buried before it was complete."""
+        self.over(march, reason, now)
+
+    def over(self, march: March, reason: str, now: float) -> None:
+        """It cannot come to a world that trains."""
+        march.fail(f"The cohort could not form: {reason}", now)
 
     @property
     def complete(self) -> bool:

@@ -25,8 +25,8 @@ PHASES: dict[tuple[str, str], str] = {
     ("training", "failed"): "the cohort fell below tolerance, a stall ceiling passed, or the operator aborted",
     ("waiting", "interrupted"): "the controller stopped",
     ("staging", "interrupted"): "the controller stopped",
-    ("forming", "interrupted"): "the controller stopped",
-    ("training", "interrupted"): "the controller stopped",
+    ("forming", "interrupted"): "the controller stopped, or came back and its cohort could not go on",
+    ("training", "interrupted"): "the controller stopped, or came back to too few of its hosts",
 }
 """Every move a run's phase may make, and its condition. ``""`` is before the window opens."""
 

@@ -30,7 +30,7 @@ class Losses:
         seat.exit = cause
         if not seat.alive:
             return
-        if march.leaving:
+        if march.leaving or (cause.clean and not march.forming.restored):  # told to, maybe by the controller before
             march.world.remove(rank, "left")
             return
         batch = march.training.at_work_on(rank, max(seat.steps, cause.last_step))
@@ -75,7 +75,7 @@ class Losses:
         if not casualties or march.end is not None:
             return
         if march.phase == "forming":
-            march.fail(f"The cohort could not form: {casualties[0].sentence(march.world)}", now)
+            march.forming.bereaved(march, casualties[0].sentence(march.world), now)
             return
         self._carry_on_without({casualty.rank for casualty in casualties}, now)
         for casualty in casualties:

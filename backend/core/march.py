@@ -15,6 +15,7 @@ from backend.core.desks import EvaluationDesk
 from backend.core.ending import Ending, farewell, outcome, step_ending
 from backend.core.errands import Errands
 from backend.core.forming import Forming
+from backend.core.join_phases import END_PHASES
 from backend.core.liveness import Liveness, SaveReason
 from backend.core.lookahead import training_for
 from backend.core.losses import Losses
@@ -23,6 +24,7 @@ from backend.core.progress import checkpoint_manifest, progress_row
 from backend.core.recovery import Recovery
 from backend.core.refusals import Refusals, refuse
 from backend.core.resume import Resume
+from backend.core.returning import keep
 from backend.core.saving import CheckpointDesk
 from backend.core.scheduling import scheduler_for
 from backend.core.vocabulary import (
@@ -97,6 +99,7 @@ class March:
         if commits and not initial:
             self.training.accept({rank: steps for rank, steps in event.steps.items() if steps > 0})
             self.refusals.accepted(event.steps)
+            self.out += keep(self, event, now)
         self.out += commits
 
     def round_broken(self, event: RoundBroken, now: float) -> None:
@@ -116,7 +119,7 @@ class March:
         if current.failures < MAX_FAILED_ROUNDS:
             self.out += self.cycle.retry(current.hosts, event.reason)
         elif self.phase == "forming":
-            self.fail(f"The cohort could not form: {what}", now)
+            self.forming.over(self, what, now)
         else:
             what = f"{what}, {current.failures} times in a row"
             self.save_and_stop(SaveReason.REPEATED_FAILURE, what, now)
@@ -195,7 +198,7 @@ class March:
         self.cycle.check(self.world.alive())
         self.training.check()
         self.checkpoints.check()
-        assert (self.end is not None) == (self.phase in ("done", "failed")), f"end {self.end} in phase {self.phase}"
+        assert (self.end is not None) == (self.phase in END_PHASES), f"end {self.end} in phase {self.phase}"
         assert len(self.deaths) == len(self.world.dead()), "a death without its record"
         waited = {rank for rank in self.evaluations.pending.values() if not self.world.lives(rank)}
         assert not waited or self.end is not None, f"evaluations wait for the dead {waited}"
@@ -217,16 +220,23 @@ class March:
         return self._step_window(now)
 
     def _step_forming(self, now: float) -> bool:
-        if not self.forming.complete:
+        if not self.forming.complete or not self.forming.begin(self, now):
             return False
-        ready = self.world.ranks[0].ready
+        forming = self.forming
+        ready = self.world.ranks[forming.root].ready
         assert ready is not None
-        source, first = "rank 0 hands out its parameters", 0
+        source, first = "rank 0 hands out its parameters", forming.first_round
         if self.resume is not None:
-            source, first = f"they start from {self.resume.where}", self.resume.round + 1
-        encoding = int(self.config.bf16_wire)
-        self.cycle = Cycle(ready.params_elements, ready.buffers_elements, encoding, first_round=first)
-        self.event("cohort_formed", f"All {len(self.world.ranks)} ranks are ready; {source}")
+            source, first = f"they start from {self.resume.where}", max(first, self.resume.round + 1)
+        self.cycle = Cycle(
+            ready.params_elements,
+            ready.buffers_elements,
+            int(self.config.bf16_wire),
+            first_round=first,
+            root=forming.root,
+            brings=forming.brings,
+        )
+        self.event("cohort_formed", f"All {len(self.world.alive())} ranks are ready; {source}")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True
 
@@ -259,8 +269,15 @@ class March:
         self._move("training", "every rank holds the same parameters")
         for seat in self.world.hosts.values():
             seat.state = "training" if seat.state == "forming" else seat.state
+        if self.forming.last_words:
+            self.end_after("interrupted", self.forming.last_words, SaveReason.MAX_FAILURE_EXCEEDED, now)
+            return
         if self.training.pool is None:
             self.training.open_epoch(now)
+        if self.training.epoch_done:  # its last round was committed, and the controller killed before it was closed
+            assert self.resume is not None, "an epoch is over before a round was"
+            self._after_round(self.resume.round, now)
+            return
         self.out += self.training.deal(now)
 
     def _after_round(self, round_number: int, now: float) -> None:
@@ -323,7 +340,7 @@ class March:
         self.phase, self.ended_at = phase, now
         self.end = End(phase, reason)
         self.out += self.recovery.conclude(self)
-        row = progress_row(self, self.cycle.next_round - 1)
+        row = progress_row(self, self.cycle.next_round - 1) if phase != "interrupted" else {}
         row |= {"phase": phase, "reason": reason, "stopped_by": self.stopping}
         self.event("run_ended", f"The run is {phase}: {reason}", "info" if phase == "done" else "error")
         self.out.append(Record("runs", row, durable=True))

@@ -141,19 +141,28 @@ class Membership:
             effects += self._reject(candidate.link, refusal, candidate.name, candidate.address)
         return effects
 
-    def _accept(self, link: int, admission: Admission, now: float) -> list[Effect]:
-        member = self.window.members[admission.host]
-        self.liveness.add(member.host, now)
-        accept = Accept(
+    @property
+    def open_secret(self) -> bytes:
+        """The run's secret where hosts cannot derive it from a token; empty elsewhere."""
+        return self.run_secret if self.config.open_admission else b""
+
+    def admission(self, host: int, ranks: tuple[int, ...], now: float) -> Accept:
+        """What a host hears that is in, for the first time or again."""
+        return Accept(
             run_id=self.run_id,
-            host_id=member.host,
-            ranks=list(member.ranks),
+            host_id=host,
+            ranks=list(ranks),
             run_salt=self.run_salt,
             formation_wait_seconds=self.window.cap_remaining(now) + self.config.forming_seconds,
             heartbeat_seconds=self.config.heartbeat_seconds,
             heartbeat_timeout_seconds=self.config.heartbeat_timeout_seconds,
-            run_secret=self.run_secret if self.config.open_admission else b"",
+            run_secret=self.open_secret,
         )
+
+    def _accept(self, link: int, admission: Admission, now: float) -> list[Effect]:
+        member = self.window.members[admission.host]
+        self.liveness.add(member.host, now)
+        accept = self.admission(member.host, member.ranks, now)
         row = {
             "host": member.host,
             "name": member.name,

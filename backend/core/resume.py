@@ -63,6 +63,8 @@ class Resume:
     meta: dict[str, Any] | None
     notes: tuple[str, ...] = ()
     """what whoever read the checkpoint found remarkable"""
+    place: str = ""
+    """what to call it where it is no checkpoint"""
 
     @property
     def reference(self) -> ProbeReport:
@@ -72,7 +74,7 @@ class Resume:
     @property
     def where(self) -> str:
         """The checkpoint in words."""
-        return f"checkpoint {self.checkpoint} of run {self.run_id}"
+        return self.place or f"checkpoint {self.checkpoint} of run {self.run_id}"
 
     @property
     def trained(self) -> int:
@@ -171,7 +173,7 @@ def take_up(march: March, resume: Resume, now: float) -> list[Effect]:
     march.checkpoints.number = resume.checkpoint
     training.restore(resume, now)
     march.evaluations.restore(resume.evaluated)
-    notes = [*resume.notes, *_pace(march, resume), *_states(march, resume)]
+    notes = [*resume.notes, *restore_pace(march, resume), *_states(march, resume)]
     if config.batch_size != resume.batch_size:
         step = training.global_step
         notes.append(f"Batches have {config.batch_size} samples, {resume.batch_size} before: the clock shows {step}")
@@ -185,7 +187,7 @@ def take_up(march: March, resume: Resume, now: float) -> list[Effect]:
     return effects + [Record("events", _event("resumed_changed", "warning", note, {})) for note in notes]
 
 
-def _pace(march: March, resume: Resume) -> Iterable[str]:
+def restore_pace(march: March, resume: Resume) -> Iterable[str]:
     """Restore the scheduler, guard and meta-controller; yields what begins anew instead, and why."""
     training = march.training
     seats = [(march.world.hosts[seat.host].name, seat.device) for seat in march.world.ranks.values()]

@@ -24,7 +24,7 @@ class HostSeat:
     via: int | None = None
     """the relay-only host that carries its data"""
     state: str = "forming"
-    """forming, training, left, lost"""
+    """forming, training, left, lost; away: not come back yet to a controller that was restarted"""
 
 
 @dataclass(slots=True)
@@ -82,6 +82,12 @@ class World:
     def alive(self) -> tuple[int, ...]:
         """Living ranks in order."""
         return self._alive
+
+    def rebind(self, seat: HostSeat, link: int, address: str) -> None:
+        """The host speaks over another link from now on."""
+        del self._links[seat.link]
+        seat.link, seat.address = link, address
+        self._links[link] = seat
 
     def lives(self, rank: int) -> bool:
         """Whether the rank is neither dead nor gone."""

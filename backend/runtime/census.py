@@ -8,6 +8,8 @@ from collections import Counter
 from backend.runtime.limits import Limits
 
 UNKNOWN_SOURCE = "unknown"
+REFUSALS = 16
+"""connections beyond the limit that are told so at one time; more are dropped unread"""
 
 
 class Census:

@@ -21,7 +21,7 @@ from backend.core.cohort import Cohort
 from backend.core.config import Problem, RunConfig
 from backend.core.preview import Outlook
 from backend.core.vocabulary import Operator
-from backend.runtime import jobs, resuming
+from backend.runtime import jobs, resuming, returning
 from backend.runtime.bundle import CheckpointPlace, Loaded, check_room
 from backend.runtime.commands import checked_arguments
 from backend.runtime.driver import Clock, Core
@@ -97,19 +97,24 @@ class Controller:
         started = asyncio.Event()
         self._root = asyncio.create_task(self._own_tasks(started), name="controller")
         await started.wait()
-        for run_id in await asyncio.to_thread(self.store.interrupt_unserved):
+        kept = await asyncio.to_thread(returning.find, self.store.queries, self._join_secret)
+        for run_id in await asyncio.to_thread(self.store.interrupt_unserved, tuple(kept)):
             log.warning("run %d was being served when the controller stopped; it is interrupted", run_id)
             await asyncio.to_thread(self._recover_checkpoints, run_id)
         self.feed.start()
+        for run_id, found in kept.items():
+            log.warning("run %d was being trained when the controller stopped; its cohort may come back", run_id)
+            await asyncio.to_thread(self._recover_checkpoints, run_id)
+            self._serve(*returning.take_back(self.store.queries, found, self._services()))
         self._spawn(self._heartbeat.run(), "loop lag")
 
-    async def close(self) -> None:
+    async def close(self, signal_name: str = "") -> None:
         """End the live runs by name, flush, and let go of everything. May be called twice."""
         if self._root is None or self._closing.is_set():
             return
         self._closing.set()
         for run in self._runs.values():
-            run.driver.stop()
+            run.stop(signal_name)
         if self._serving:
             await asyncio.wait(self._serving.values(), timeout=3 * self._limits.close_seconds)
         self._root.cancel()

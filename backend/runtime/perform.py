@@ -54,6 +54,8 @@ from wire.session import ChunkHeader
 
 OPEN_PHASES = ("waiting", "staging")
 ENDED_PHASES = ("done", "failed", "interrupted")
+RECORDED_SECONDS = 30.0
+"""a checkpoint waits no longer for the rows of its rounds"""
 
 Row = dict[str, Any]
 
@@ -88,6 +90,8 @@ class Tally:
 class LiveRun:
     """One run from its creation to its end. ``row`` is its row in the store, as last committed."""
 
+    _stopped = "controller stopped"
+
     def __init__(
         self,
         row: Row,
@@ -105,8 +109,7 @@ class LiveRun:
         self.tally = Tally()
         self.deaths: list[Row] = []
         self.checkpoints: list[Row] = []  # by number
-        self._core = core
-        self._services = services
+        self._core, self._services = core, services
         self._outcome: tuple[str, str] | None = None
         self._place = CheckpointPlace(services.data_dir, self.run_id)
         self._death_files = DeathFiles(self._place.root, row, services.spawn)
@@ -137,10 +140,16 @@ class LiveRun:
             self.links.send_rank,
             self._checkpoint_written,
             self._flooded,
+            self._recorded,
         )
 
     def _flooded(self, rank: int) -> None:
         self.links.lose(rank, f"rank {rank} sends more of its state than it was granted")
+
+    def _recorded(self) -> None:
+        """Wait until what was given to the store is committed, or it is in trouble. Not for the loop's thread."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            self._services.store.flush().result(RECORDED_SECONDS)
 
     def _start_from(self, origin: Loaded | None) -> None:
         """The initial broadcast brings what the checkpoint holds."""
@@ -182,12 +191,17 @@ class LiveRun:
         if failure is not None:
             await self._conclude("failed", failure)
         elif not self._core.ended:
-            await self._conclude("interrupted", "controller stopped")
+            await self._conclude("interrupted", self._stopped)
         self.plane.close()
         self._saver.close()
         await self._services.feed.close(self.run_id)
         await self._flushed()
         await self._death_files.written()
+
+    def stop(self, signal_name: str = "") -> None:
+        """Have the run end as interrupted; ``signal_name`` tells what ended its controller."""
+        self._stopped = f"controller stopped by {signal_name}" if signal_name else self._stopped
+        self.driver.stop()
 
     async def perform(self, effect: Effect) -> None:
         """Do what the core said. Sending never waits and never raises for a peer's sake; a durable record waits."""
@@ -273,7 +287,9 @@ class LiveRun:
         if record.table == "rounds":
             self.tally.bytes_up += row.get("bytes_up") or 0
             self.tally.bytes_down += row.get("bytes_down") or 0
-        future = self._services.store.write(self.run_id, record.table, row, record.durable)
+        # On disk as soon as can be, and nobody waits for it: ranks that hold a round that is not there are found out.
+        soon = record.durable or record.table == "continuations"
+        future = self._services.store.write(self.run_id, record.table, row, soon)
         future.add_done_callback(partial(self._on_loop, record.table))
         if record.durable:
             # A store in trouble must not end the training: it gives up on waiting, keeps the row, and says so itself.
@@ -284,7 +300,7 @@ class LiveRun:
         """A phase's row with what only a snapshot of the core says: an emulated run must never pass for a real one."""
         snapshot = self._core.snapshot(self._services.clock())
         known: Row = {"emulated": bool(snapshot.get("emulated"))}
-        if row["phase"] in ENDED_PHASES:
+        if row["phase"] in ENDED_PHASES and row["phase"] != "interrupted":
             known["summary"] = final_figures(snapshot) | (row.get("summary") or {})
         return row | known
 
@@ -308,7 +324,8 @@ class LiveRun:
         elif table == "checkpoints":
             self.checkpoints = [*(old for old in self.checkpoints if old["checkpoint"] != row["checkpoint"]), row]
             self.checkpoints.sort(key=lambda each: each["checkpoint"])
-        self._services.feed.add_row(self.run_id, table, row)
+        if table != "continuations":
+            self._services.feed.add_row(self.run_id, table, row)
 
     def _checkpoint_written(self, written: CheckpointWritten) -> None:
         if written.error:
@@ -339,7 +356,8 @@ class LiveRun:
         level = "error" if phase == "failed" else "warning"
         text = f"The run is {phase}: {reason}"
         event = {"kind": "run_ended", "level": level, "text": text, "data": {}}
-        for table, row in (("events", event), ("runs", {"phase": phase, "reason": reason})):
+        by = {"stopped_by": "controller"} if phase == "interrupted" else {}
+        for table, row in (("events", event), ("runs", {"phase": phase, "reason": reason} | by)):
             future = self._services.store.write(self.run_id, table, row, durable=True)
             future.add_done_callback(partial(self._on_loop, table))
             with contextlib.suppress(StoreError):

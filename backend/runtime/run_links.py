@@ -33,6 +33,8 @@ class Relay:
     links: dict[Channel, Outbox] = field(default_factory=dict)
     via: int | None = None
     lost: bool = False
+    announced: bool = False
+    """the core knows of it: both links were up"""
     shares_memory: bool = False
     """its data is read and written where it lies, not streamed"""
 
@@ -181,12 +183,14 @@ class RunLinks:
         return found
 
     def relay_ended(self, channel: Channel, host: int, outbox: Outbox, reason: str) -> None:
-        """One of a relay's links is over: the other one is of no use any more."""
+        """One of a relay's links is over: the other one is of no use any more. A relay that was not there yet may dial
+        again."""
         relay = self._relays.get(host)
         if relay is None or relay.links.get(channel) is not outbox:
             return
         del relay.links[channel]
-        self._lose(host, relay, f"the {channel.name.lower()} link ended: {reason}")
+        if relay.announced or self.is_relay_only(host):
+            self._lose(host, relay, f"the {channel.name.lower()} link ended: {reason}")
 
     def owner(self, rank: int) -> int | None:
         """The host that a rank belongs to."""
@@ -309,6 +313,7 @@ class RunLinks:
     def _announce(self, host: int, relay: Relay) -> None:
         """The core hears of a relay once both of its links are up."""
         if self._expected[host] and relay.has(Channel.CONTROL) and relay.has(Channel.DATA):
+            relay.announced = True
             self._post(RelayAttached(host, relay.via))
 
     def _remember(self, outbox: Outbox) -> None:

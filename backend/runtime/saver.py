@@ -36,9 +36,12 @@ class Saver:
         send: Callable[[int, Message], None],
         written: Callable[[CheckpointWritten], None],
         flooded: Callable[[int], None],
+        recorded: Callable[[], None],
     ) -> None:
         """``send`` takes a rank and a message; ``written`` is called on the loop's thread. ``flooded`` hears of a
-        rank that goes on sending parts that nobody granted it: they would wait in memory for the disk."""
+        rank that goes on sending parts that nobody granted it: they would wait in memory for the disk. ``recorded``
+        waits, in the disk's thread, until what the checkpoint rests on is in the database: the bundle may be found
+        without it."""
         self._writer = writer
         self._committed = committed
         self._send = send
@@ -46,6 +49,7 @@ class Saver:
         self._flooded = flooded
         self._untaken: Counter[int] = Counter()
         """parts that wait for the disk, by rank"""
+        self._recorded = recorded
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
@@ -57,6 +61,7 @@ class Saver:
             case KeepState():
                 self._keep(effect)
             case WriteCheckpoint():
+                self._submit(self._recorded)
                 future = self._submit(self._writer.write, effect)
                 future.add_done_callback(lambda done: self._later(self._written, done.result()))
             case SendState():

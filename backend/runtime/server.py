@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import errno
 import logging
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Generator
+from types import FrameType
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from backend.runtime.census import UNKNOWN_SOURCE, Census
+from backend.runtime.census import REFUSALS, UNKNOWN_SOURCE, Census
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import Limits, source_of
 from backend.runtime.websocket import GuardedWebSocket
@@ -26,8 +28,6 @@ BACKLOG = 512
 WS_MAX_BYTES = 2 << 20
 """one chunk of 1 MiB and its frame, twice over"""
 GRACE_SECONDS = 10
-REFUSALS = 16
-"""connections beyond the limit that are told so at one time; more are dropped unread"""
 MAX_HEAD_BYTES = 64 << 10
 """of a request's head, beyond the read in which it begins; the parser itself would take any number"""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -164,11 +164,13 @@ class Server(uvicorn.Server):
     """Lets the controller say goodbye before connections are closed; a signal ends it without ending the process."""
 
     def __init__(
-        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[], Awaitable[None]]
+        self, config: uvicorn.Config, *, ready: Callable[[], None], goodbye: Callable[[str], Awaitable[None]]
     ) -> None:
         super().__init__(config)
         self._ready = ready
         self._goodbye = goodbye
+        self.stopped_by = ""
+        """name of the signal that asked for the end, once one did"""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve, then say so."""
@@ -178,7 +180,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say goodbye, then close. A second Ctrl-C cuts it short."""
-        goodbye = asyncio.ensure_future(self._goodbye())
+        goodbye = asyncio.ensure_future(self._goodbye(self.stopped_by))
         while not goodbye.done() and not self.force_exit:
             await asyncio.wait([goodbye], timeout=0.1)
         if goodbye.done():
@@ -189,12 +191,25 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Take SIGINT and SIGTERM as a wish to stop, once; uvicorn would raise them again afterwards."""
+        """Take SIGINT, SIGTERM and SIGHUP as a wish to stop, once; uvicorn would raise them again afterwards.
+
+        A SIGHUP that is ignored already, as under nohup, stays so.
+        """
+        before = signal.getsignal(signal.SIGHUP)
         with super().capture_signals():
+            if before is not signal.SIG_IGN:
+                signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
+                if before is not signal.SIG_IGN:
+                    signal.signal(signal.SIGHUP, before)
                 self._captured_signals.clear()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal names the end, so that the record can say who asked for it."""
+        self.stopped_by = self.stopped_by or signal.Signals(sig).name
+        super().handle_exit(sig, frame)
 
 
 def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
@@ -210,7 +225,8 @@ def guarded(app: Any, limits: Limits, **options: Any) -> uvicorn.Config:
         # Our own heartbeats and stalls tell life from death; a pong stuck behind bulk data would not (H3).
         "ws_ping_interval": None,
         "ws_ping_timeout": None,
-        "limit_concurrency": limits.connections,
+        # Connections are counted above, and refused by name; this one bounds handlers whose client is gone.
+        "limit_concurrency": 2 * limits.connections,
         "timeout_graceful_shutdown": GRACE_SECONDS,
         "backlog": BACKLOG,
         # Nobody in front of us is trusted to say who is behind.

@@ -11,7 +11,14 @@ from backend.core.config import RunConfig
 from backend.runtime.errors import SettingsError
 
 MIN_TIME_SCALE = 0.1
-STRETCHED = ("window_seconds", "cap_seconds", "heartbeat_timeout_seconds", "forming_seconds", "stall_seconds")
+STRETCHED = (
+    "window_seconds",
+    "cap_seconds",
+    "heartbeat_timeout_seconds",
+    "forming_seconds",
+    "stall_seconds",
+    "reattach_seconds",
+)
 """waits of a run that the time scale stretches"""
 
 
@@ -47,7 +54,11 @@ class Settings:
         of them: what a resumed run inherits was stretched before."""
         if self.time_scale == 1.0:
             return config
-        waits = {name: getattr(config, name) * self.time_scale for name in STRETCHED if name in only}
+        waits = {
+            name: getattr(config, name) * self.time_scale
+            for name in STRETCHED
+            if name in only and getattr(config, name) is not None
+        }
         return replace(config, **waits)
 
     def _problems(self) -> Iterator[str]:

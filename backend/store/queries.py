@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from backend.store import tables
 from backend.store.errors import LocalError, StoreError, fault_of
+from backend.store.rows import RUNNING_PHASES
 
 Row = dict[str, Any]
 
@@ -121,6 +122,17 @@ def checkpoints(connection: Connection, run_id: int) -> list[Row]:
     return _all_of(connection, tables.checkpoints.c.run_id, run_id, tables.checkpoints.c.checkpoint)
 
 
+def unserved(connection: Connection) -> list[Row]:
+    """Runs whose row says that they are being served, oldest first: after a start, what a dead controller left."""
+    table = tables.runs
+    return _rows(connection, select(table).where(table.c.phase.in_(RUNNING_PHASES)).order_by(table.c.id))
+
+
+def continuations(connection: Connection, run_id: int) -> list[Row]:
+    """What is kept of a run for a controller that comes back, by slot."""
+    return _all_of(connection, tables.continuations.c.run_id, run_id, tables.continuations.c.slot)
+
+
 def scalars(connection: Connection, run_id: int, name: str, after_id: int = 0, limit: int = 10_000) -> list[Row]:
     """One named series in the order it was written."""
     table = tables.scalars
@@ -154,6 +166,8 @@ class Queries:
         self.events = self._bound(events)
         self.deaths = self._bound(deaths)
         self.checkpoints = self._bound(checkpoints)
+        self.continuations = self._bound(continuations)
+        self.unserved = self._bound(unserved)
         self.scalars = self._bound(scalars)
         self.scalar_names = self._bound(scalar_names)
 

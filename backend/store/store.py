@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import ExitStack
@@ -126,14 +126,15 @@ class Store:
         """Resolves when everything that was queued before is committed; fails as a durable row would."""
         return self._writer.submit(lambda _connection: None, durable=True, keep=False)
 
-    def interrupt_unserved(self) -> list[int]:
-        """At start, before any run is served: mark what a dead controller left running. Returns those ids.
+    def interrupt_unserved(self, kept: Collection[int] = ()) -> list[int]:
+        """At start, before any run is served: mark what a dead controller left running, but for runs that are ``kept``
+        because their cohorts may come back. Returns those ids.
 
         Each becomes ``interrupted`` with the reason "controller stopped" and gets one event that says in
         which phase it was. How far it came is what its rounds say, for its own row is written at an epoch's end.
         """
         at = self._now()
-        return list(self._commit(lambda connection: _interrupt(connection, at)))
+        return list(self._commit(lambda connection: _interrupt(connection, at, kept)))
 
     # --------------------------------------------------------------------------------------------- tokens
 
@@ -214,9 +215,9 @@ class Store:
             ) from error
 
 
-def _interrupt(connection: Connection, at: str) -> list[int]:
+def _interrupt(connection: Connection, at: str, kept: Collection[int]) -> list[int]:
     running = select(runs.c.id, runs.c.phase).where(runs.c.phase.in_(rows.RUNNING_PHASES)).order_by(runs.c.id)
-    left = connection.execute(running).all()
+    left = [row for row in connection.execute(running).all() if row.id not in kept]
     for run_id, phase in left:
         change = {
             "phase": "interrupted",

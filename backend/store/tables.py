@@ -240,6 +240,16 @@ checkpoints = Table(
     sqlite_autoincrement=True,
 )
 
+continuations = Table(
+    "continuations",
+    metadata,
+    _run(key=True),
+    _number("slot"),
+    _time("at", required=True),
+    _json("state"),
+)
+"""What a restarted controller needs to go on with a cohort that still lives; backend.core.returning says what."""
+
 tokens = Table(
     "tokens",
     metadata,
@@ -260,5 +270,6 @@ UPSERTED = {
     "epochs": (epochs, "epoch"),
     "recoveries": (deaths, "rank"),
     "checkpoints": (checkpoints, "checkpoint"),
+    "continuations": (continuations, "slot"),
 }
 """Tables whose rows are merged by (run_id, this column): given columns are replaced, the others stay."""

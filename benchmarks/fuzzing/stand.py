@@ -324,7 +324,7 @@ async def stand(findings: Findings, *, sockets: bool = False, limits: Limits | N
 async def _served(app: ASGIApp, limits: Limits) -> AsyncIterator[int]:
     listener, ready = bind("127.0.0.1", 0), asyncio.Event()
 
-    async def goodbye() -> None:
+    async def goodbye(_signal: str) -> None:
         await asyncio.sleep(0)
 
     server = Server(guarded(app, limits, lifespan="off", timeout_graceful_shutdown=1), ready=ready.set, goodbye=goodbye)

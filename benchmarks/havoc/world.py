@@ -139,7 +139,7 @@ class World:
         scheduling = {"initial_anchor": 3, "max_anchor": 6, "batch_size": plan.batch_size, "epochs": EPOCHS}
         world = {"start_mode": "auto", "quorum": plan.ranks, "target": plan.ranks, "mode": plan.mode}
         waits = {"heartbeat_seconds": plan.timeout / HEARTBEATS, "heartbeat_timeout_seconds": plan.timeout}
-        waits |= {"stall_seconds": plan.timeout * STALL_TIMEOUTS}
+        waits |= {"stall_seconds": plan.timeout * STALL_TIMEOUTS, "reattach_seconds": 0}  # new hosts resume it
         waits |= {"forming_seconds": FORMING_SECONDS, "window_seconds": FORMING_SECONDS}
         saves = {"checkpoint_rounds": SAVE_ROUNDS, "checkpoint_epochs": None}
         own = {"job": JOB, "name": f"seed {plan.seed}", "params": self._params(ledger)}

@@ -11,7 +11,7 @@ import { Emulated, Panel, State } from "./ui.js";
 
 const RELAY_ONLY = "It trains nothing: it folds the data of the hosts that join through it into one stream.";
 const FOLDED = "Its data is folded there with that of the other hosts behind it.";
-const LEFT = ["left", "lost", "turned_away"];
+const LEFT = ["left", "lost", "turned_away", "away"];
 const total = (items, pick) => items.reduce((sum, item) => sum + pick(item), 0);
 
 export function Roster({ live, phase, title = "Roster" }) {

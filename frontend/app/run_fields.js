@@ -155,6 +155,10 @@ const PATIENCE = [
   number("heartbeat_timeout_seconds", "Lost after", 30, "Seconds of silence until a host counts as lost", SECONDS),
   number("forming_seconds", "Forming", 120, "Seconds for every rank to become ready", SECONDS),
   number("stall_seconds", "Stall ceiling", 300, "Seconds without progress until the run ends", SECONDS),
+  number("reattach_seconds", "Wait for a lost controller", undefined, "Seconds; 0: never; empty: as Lost after", {
+    min: 0,
+    ...OPTIONAL,
+  }),
   number("max_failure", "Tolerated deaths", undefined, "A count from 1 up, a share below 1; empty: all but the last", {
     min: 0,
     ...OPTIONAL,

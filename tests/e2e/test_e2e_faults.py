@@ -192,23 +192,6 @@ def test_two_runs_at_once_do_not_disturb_each_other(marchline: Stage) -> None:
     assert [row["realized"] for row in marchline.items(runs[0], "rounds")] == [{"0": 3, "1": 1}] * 10
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_controller_that_is_stopped_leaves_nothing_behind(marchline: Stage, how: signal.Signals) -> None:
-    run = training(marchline, "left", "right")
-    processes = [process for worker in marchline.workers for process in worker.children()]
-    marchline.process.send_signal(how)
-    assert marchline.process.wait(20) == 0
-    for worker in marchline.workers:
-        worker.wait(30)
-        assert_gone(worker, processes)
-    shared = Path("/dev/shm")
-    if shared.is_dir():
-        pids = {str(worker.process.pid) for worker in marchline.workers}
-        left = [path for path in shared.glob("marchline*") if pids & set(path.name.replace("_", "-").split("-"))]
-        assert left == []
-    assert run == 1
-
-
 class TestTheDoor:
     def test_refusals_are_named_on_the_roster_and_in_the_worker(self, marchline: Stage, tmp_path: Path) -> None:
         other = tmp_path / "other"

@@ -22,7 +22,7 @@ from worker.agent import Agent, Patience
 from worker.join_link import Target
 from worker.membership import Offer, Waits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
 WHY_NOT = netns.cannot_block()
 needs_packets = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
 STORM = 50

@@ -138,7 +138,8 @@ def test_a_save_on_demand_and_a_killed_controller_lose_at_most_what_came_after_i
     """kill -9, restart on the same data: the run is interrupted, and one click goes on from what was saved."""
     from stage import stage as restarted
 
-    run = marchline.create("odometer.py:Odometer", epochs=1, params={"samples": 4000, "sleep_ms": 5.0})
+    params = {"samples": 4000, "sleep_ms": 5.0}
+    run = marchline.create("odometer.py:Odometer", epochs=1, reattach_seconds=0, params=params)
     marchline.worker("one", "cpu:2")
     marchline.started(run, 2)
     marchline.until(run, lambda view: view["round"] >= 1, "a round")

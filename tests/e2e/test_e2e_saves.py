@@ -1,4 +1,6 @@
-"""kill -9 of the controller in the middle of saves: each resume loads, and is a saved step to the bit."""
+"""kill -9 of the controller in the middle of saves, with real ranks: each resume loads, and is a saved step to the bit.
+
+tests/runtime/test_runtime_kills.py has more kills, and scripted ranks."""
 
 from __future__ import annotations
 
@@ -80,7 +82,8 @@ def plan(kills: int) -> list[tuple[str, float | None]]:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=THOROUGH)])
+@THOROUGH
+@pytest.mark.parametrize("kills", [4])
 def test_killed_while_it_saves_the_controller_resumes_from_a_saved_step(tmp_path: Path, kills: int) -> None:
     journal, run, torn, random_kills = tmp_path / "injections", 0, 0, 0
     planned = plan(kills)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from odometers import armed, assert_exact, injected, readings
@@ -35,10 +36,10 @@ CONTROLLER_STAGES = {
 ALWAYS = ("plane.summed", "driver.commit.after")
 
 
-def cohort(marchline: Stage, ledger: Path, counts: list[int], samples: int) -> int:
+def cohort(marchline: Stage, ledger: Path, counts: list[int], samples: int, **config: Any) -> int:
     """A run with forced allotments, so that every subset of its ranks averages to something else."""
     params = {"samples": samples, "elements": ELEMENTS, "path": str(ledger)}
-    return marchline.create("freight.py:Freight", fixed_counts=counts, quorum=len(counts), params=params)
+    return marchline.create("freight.py:Freight", fixed_counts=counts, quorum=len(counts), params=params, **config)
 
 
 @pytest.mark.parametrize("path", ["shared memory", pytest.param("stream", marks=THOROUGH)])
@@ -113,7 +114,7 @@ def test_the_controller_is_killed_at_each_stage(tmp_path: Path, site: str) -> No
     ledger, journal = tmp_path / "ledger.txt", tmp_path / "injections"
     fatal = 2
     with stage(tmp_path, env=armed(f"{site}@1?round={fatal}=kill", journal)) as marchline:
-        run = cohort(marchline, ledger, [3, 1], 400)
+        run = cohort(marchline, ledger, [3, 1], 400, reattach_seconds=0)
         for number in range(2):
             watch = armed(f"rank.adopt?round={fatal}=delay:0", journal)
             options = PATHS["stream" if number else "shared memory"]

@@ -105,6 +105,7 @@ def base(run_id: int, name: str, phase: str, **changes: Any) -> dict[str, Any]:
             "overhead_target": 0.04,
             "gamma": 1.0,
             "max_failure": None,
+            "reattach_seconds": None,
         },
         "params": {"hidden": 64, "learning_rate": 0.003},
         "emulated": True,

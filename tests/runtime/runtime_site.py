@@ -290,10 +290,13 @@ class Link:
                 self._incoming.append(event)
 
 
-def hello(name: str, ranks: int = 1, run: int | None = None, emulate: float | None = None) -> Hello:
+def hello(
+    name: str, ranks: int = 1, run: int | None = None, emulate: float | None = None, returning: int | None = None
+) -> Hello:
     """A host with that many CPU devices."""
     versions = Versions(marchline="0.1.0", wire=WIRE_VERSION, python="3.11", torch="2.13")
-    return Hello(name, [Device(f"cpu:{n}", "cpu", "test", 1 << 30) for n in range(ranks)], versions, run, emulate)
+    devices = [Device(f"cpu:{n}", "cpu", "test", 1 << 30) for n in range(ranks)]
+    return Hello(name, devices, versions, run, emulate, returning=returning)
 
 
 class ScriptedHost:

@@ -28,10 +28,10 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from backend.main import EXIT_SETTINGS, build, serve
-from backend.runtime.census import Census
+from backend.runtime.census import REFUSALS, Census
 from backend.runtime.errors import SettingsError
 from backend.runtime.limits import FEWEST_CONNECTIONS, OTHER_DESCRIPTORS, Limits
-from backend.runtime.server import REFUSALS, Server, bind, guarded
+from backend.runtime.server import Server, bind, guarded
 from backend.runtime.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ async def serving(limits: Limits, app: ASGIApp | None = None) -> AsyncIterator[t
     listener = bind("127.0.0.1", 0)
     ready = asyncio.Event()
 
-    async def goodbye() -> None:
+    async def goodbye(signal_name: str) -> None:
         return None
 
     settings = guarded(app, limits, lifespan="off", timeout_graceful_shutdown=1)

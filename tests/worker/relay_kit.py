@@ -63,6 +63,10 @@ class Door:
         self.chunks = self.elements = 0
         """what came up"""
 
+    @staticmethod
+    def channel_of(path: str) -> Channel:
+        return Channel.DATA if path.endswith("/data") else Channel.CONTROL
+
     async def read(self) -> list[Incoming]:
         events = self.session.receive(await self.websocket.recv())
         for reply in self.session.pending():
@@ -91,6 +95,8 @@ class Controller:
         self.results: asyncio.Queue[RoundFinished | RoundBroken] = asyncio.Queue()
         self.attached: dict[int, asyncio.Event] = {host: asyncio.Event() for host in hosts}
         self.refuse = ""
+        self.deaf: dict[Channel, asyncio.Event] = {}
+        """it does not answer on these, and says when somebody dials"""
         self.gate = asyncio.Event()
         self.gate.set()
         self.paths: list[str] = []
@@ -159,6 +165,10 @@ class Controller:
         assert websocket.request is not None
         self.paths.append(websocket.request.path)
         door = Door(websocket)
+        if (dialled := self.deaf.get(door.channel_of(websocket.request.path))) is not None:
+            dialled.set()
+            await websocket.wait_closed()
+            return
         writing: asyncio.Task[None] | None = None
         try:
             hello = await self._greet(door)
@@ -242,13 +252,13 @@ class Rank:
     async def join(cls, number: int, model: nn.Module, directory: Path) -> Rank:
         rank = cls(number, model, directory, *await asyncio.open_unix_connection(directory / "relay.sock"))
         await rank.link.send(RankHello(rank=number))
-        ready = RankReady(
-            layout_hash=rank.arena.layout_hash,
-            params_elements=rank.arena.params_elements,
-            buffers_elements=rank.arena.buffers_elements,
-        )
-        await rank.link.send(ready)
+        await rank.ready()
         return rank
+
+    async def ready(self, **held: Any) -> None:
+        """Say so; ``held`` after going back."""
+        arena = self.arena
+        await self.link.send(RankReady(arena.layout_hash, arena.params_elements, arena.buffers_elements, **held))
 
     async def leave(self) -> None:
         """Close the socket and wait until that is done."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from relay_kit import Controller, Rank, RelayProcess, controller, relay, soon
@@ -39,15 +40,21 @@ class World:
 
     @classmethod
     async def form(
-        cls, stack: AsyncExitStack, hosts: dict[int, list[int]], directory: Path, sharing: Collection[int] = ()
+        cls,
+        stack: AsyncExitStack,
+        hosts: dict[int, list[int]],
+        directory: Path,
+        sharing: Collection[int] = (),
+        **orders: Any,
     ) -> World:
-        """``sharing``: the hosts that use the controller's memory; the others are told to stream."""
+        """``sharing``: the hosts that use the controller's memory; the others are told to stream. ``orders``: of the
+        relays."""
         served = await stack.enter_async_context(controller(hosts))
         served.offer_memory()
         world = cls(served, directory)
         for host, ranks in hosts.items():
             place = directory / f"host{host}"
-            started = relay(served.url, place, host, ranks, shared_memory=host in sharing)
+            started = relay(served.url, place, host, ranks, shared_memory=host in sharing, **orders)
             world.relays[host] = await stack.enter_async_context(started)
         for host, ranks in hosts.items():
             await world.relays[host].listening()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_rig import AgentProcess, agent, gone, job_variant, processes, shared_directory
+from agent_rig import PATIENCE, AgentProcess, agent, gone, job_variant, processes, shared_directory
 from rank_rig import chunk_of, plan
 from tiny_controller import RUN, Guest, TinyController, tiny_controller
 
@@ -47,12 +47,13 @@ async def training(
     ranks: int = 1,
     silence: float = 30.0,
     beat: float = 0.2,
+    patience: float = 0.0,
 ) -> tuple[Guest, Guest]:
     """Take a host to the point where its ranks are ready: its join link and its relay's."""
     host = await controller.guest()
     params = {**SAMPLES, **(params or {})}
     await controller.admit(host, job, params, ranks=ranks, silence=silence, beat=beat)
-    relay = await controller.form(host, plan(job, total_samples=64, params=params), ranks)
+    relay = await controller.form(host, plan(job, total_samples=64, params=params), ranks, patience=patience)
     for _ in range(ranks):
         await relay.expect(RankReady)
     return host, relay
@@ -295,6 +296,30 @@ async def test_what_is_left_of_a_rank_that_was_declared_dead_ends() -> None:
         await relay.expect(ChunkDone, rank=0)
         await host.send(RunEnded(phase="done", reason="the other one finished"))
         assert (await running.ended())[0] == 1
+
+
+async def test_a_host_that_lost_its_controller_tells_the_next_one_of_every_end() -> None:
+    """The first one may have died before it wrote the death down."""
+    async with tiny_controller() as controller, agent(controller.url, "--devices", "cpu:2") as running:
+        host, relay = await training(controller, ranks=2, patience=PATIENCE)
+        os.kill(running.child("worker.rank"), signal.SIGKILL)
+        gone_rank = (await host.expect(RankExited)).rank
+        for _ in range(2):
+            host.socket.transport.abort()
+            host = await controller.guest()
+            hello = await host.expect(Hello)
+            assert (hello.returning, hello.run) == (3, RUN)
+            await controller.accept(host, ranks=2)
+            assert (await host.expect(RankExited)).rank == gone_rank
+        await relay.send(chunk_of(2), rank=1 - gone_rank)
+        await relay.expect(ChunkDone, rank=1 - gone_rank)
+        host.socket.transport.abort()
+        host = await controller.guest()
+        await host.expect(Hello)
+        await host.send(Reject(code="cannot_return", reason="it goes on without you"))
+        code, output = await running.ended()
+    assert code == 5
+    assert "goes on without this host (cannot_return): it goes on without you" in output
 
 
 async def test_an_exit_waits_for_no_heartbeat() -> None:

@@ -603,3 +603,23 @@ def test_a_full_file_system_is_an_error_with_a_name(tmp_path: Path) -> None:
     with pytest.raises(ArenaError, match=r"no room for \d+ bytes at .*rank0\.out"):
         ArenaFile.create(tmp_path / "rank0.out", 1 << 58)
     assert not (tmp_path / "rank0.out").exists()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_going_back_takes_the_last_consensus_again_to_the_bit(tmp_path: Path, overlap: bool) -> None:
+    """Whatever was trained, packed or seen of the next round since, on every kind of tensor."""
+    model = Zoo()
+    one = built(model, tmp_path, overlap=overlap)
+    with pytest.raises(ArenaError, match="none to go back to"):
+        one.arena.rewind()
+    one.arena.pack()
+    one.consensus[:] = np.arange(one.arena.elements, dtype=np.float32)
+    expected = one.adopt().consensus_hash
+    held = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1
+        model.norm.running_mean += 3
+    one.arena.pack()
+    assert one.arena.rewind() == expected
+    assert all(torch.equal(tensor, held[name]) for name, tensor in model.state_dict().items())

@@ -9,6 +9,7 @@ from wire.messages import (
     RankReady,
     RequestLocalState,
     RequestParams,
+    Rewind,
     RoundCommitted,
     Shutdown,
     SnapshotReady,
@@ -18,6 +19,7 @@ from wire.messages import (
 )
 from worker.control import (
     Adopt,
+    Back,
     Control,
     IllegalMessage,
     Leave,
@@ -204,6 +206,61 @@ def test_what_has_no_row_is_illegal(message: object) -> None:
     control.receive(commit(0))
     with pytest.raises(IllegalMessage, match="while idle"):
         control.receive(message)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    "prepare", [[], [chunk(offset=8)], [chunk(offset=8), request(4)]], ids=["idle", "work", "pack"]
+)
+def test_a_rank_that_goes_back_does_again_what_no_round_has_accepted(prepare: list, overlap: bool) -> None:
+    control = Control(rank=1, gamma=1.0, overlap=overlap)
+    control.receive(request(3))
+    control.receive(commit(3))
+    control.receive(chunk())
+    control.step_done()
+    control.chunk_done()
+    for earlier in prepare:
+        control.receive(earlier)
+    for controller in ("the first", "the one after it, before it began"):
+        assert control.receive(Rewind(reason=controller)) == [Back(3, restart=False)]
+        assert (control.state, control.chunk, control.steps_since_round) == (State.IDLE, None, 0)
+    assert isinstance(control.receive(RequestParams(-1, 0, True, root=1, brings=3))[0], Pack)
+    assert control.receive(Rewind(reason="in the broadcast")) == [Back(3, restart=False)]
+    control.receive(RequestParams(-1, 0, True, root=0, brings=4))
+    control.receive(commit(-1))
+    assert Train(chunk()) in control.receive(chunk()), "done before, and void: it is dealt again"
+    assert control.receive(Rewind(reason="after it")) == [Back(4, restart=False)], "the round that was brought"
+
+
+def test_who_was_refused_forgets_its_optimizer_when_it_goes_back() -> None:
+    control = Control(rank=0, gamma=1.0)
+    control.receive(request(3))
+    control.receive(commit(3))
+    control.receive(request(4))
+    control.receive(RequestParams(4, 1, False, excluded=True))
+    assert control.receive(Rewind(reason="gone")) == [Back(3, restart=True)]
+    assert control.receive(Rewind(reason="gone")) == [Back(3, restart=False)]
+
+
+def test_a_consensus_that_went_with_its_controller_is_not_held() -> None:
+    control = Control(rank=0, gamma=1.0)
+    for number in (3, 4):
+        control.receive(request(number))
+        control.receive(commit(number))
+    control.not_adopted()
+    assert control.receive(Rewind(reason="gone")) == [Back(3, restart=False)]
+
+
+def test_the_root_of_an_initial_broadcast_need_not_be_rank_0() -> None:
+    for rank in (0, 1):
+        (pack,) = Control(rank, gamma=1.0).receive(RequestParams(-1, 0, True, root=1))
+        assert isinstance(pack, Pack)
+        assert pack.ready.mass == float(rank == 1)
+
+
+def test_there_is_no_going_back_before_the_first_broadcast() -> None:
+    with pytest.raises(IllegalMessage, match="no round to go back to"):
+        Control(rank=0, gamma=1.0).receive(Rewind(reason="gone"))
 
 
 def test_the_next_round_cannot_open_inside_an_open_one() -> None:

@@ -54,7 +54,13 @@ def test_a_ranks_own_words_go_before_what_others_guess() -> None:
 
 @pytest.mark.parametrize(
     ("code", "stopping", "clean", "says"),
-    [(0, False, True, ""), (1, False, False, "code 1"), (-15, True, True, ""), (-9, False, False, "SIGKILL")],
+    [
+        (0, False, True, ""),
+        (1, False, False, "code 1"),
+        (-15, True, True, ""),
+        (-9, False, False, "SIGKILL"),
+        (-1, False, False, "ended by SIGHUP"),
+    ],
 )
 def test_a_relay_may_find_its_own_way_out(code: int, stopping: bool, clean: bool, says: str) -> None:
     cause = relay_exit_cause(Exit(code, 0), "", stopping=stopping)

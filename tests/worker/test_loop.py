@@ -20,6 +20,7 @@ from wire.messages import (
     RankReady,
     RequestLocalState,
     RequestParams,
+    Rewind,
     RoundCommitted,
     Shutdown,
     SnapshotReady,
@@ -87,6 +88,27 @@ def test_everybody_starts_from_rank_zero(tmp_path: Path) -> None:
     cohort.reduce(-1, initial=True)
     for rig in cohort.ranks:
         assert torch.equal(rig.workload.trainer.model.weight, start)
+    cohort.leave()
+
+
+@pytest.mark.parametrize("mode", ["cpu_sync", "cpu_async"])
+def test_a_commit_that_went_with_its_controller_is_not_adopted(tmp_path: Path, mode: str) -> None:
+    """The consensus lay in the memory of a process that is gone: the rank holds the round before, says so, and goes
+    on from whatever the next controller brings."""
+    cohort = odometers(tmp_path, 2, mode=mode)
+    cohort.reduce(-1, initial=True)
+    (before, _) = cohort.window({0: chunk_of(2), 1: chunk_of(2, offset=64)}, 0)
+    for number, rig in enumerate(cohort.ranks):
+        rig.train(chunk_of(3, offset=16 + 64 * number))
+        rig.send(RequestParams(round=1, attempt=0, initial=False))
+        assert rig.expect(SnapshotReady).steps == 3
+        gone = RoundCommitted(1, 0, realized=True, buffers_realized=True, consensus="/proc/4194305/fd/9")
+        rig.send(gone, Rewind(reason="gone"))
+        ready = rig.expect(RankReady)
+        assert (ready.held_round, ready.held_hash, odometer(rig)) == (0, before.params_hash, 2.0)
+    cohort.reduce(-1, initial=True)
+    cohort.window({0: chunk_of(3, offset=16), 1: chunk_of(3, offset=80)}, 2)
+    assert [odometer(rig) for rig in cohort.ranks] == [5.0, 5.0]
     cohort.leave()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -10,23 +11,25 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from relay_kit import ROOT, Controller, Rank, controller, relay, soon
+from relay_kit import PATIENCE, ROOT, Controller, Rank, controller, relay, soon
 from relay_world import World
 from torch import nn
 
-from wire.messages import Exiting, Shutdown
+from wire.messages import BatchDone, DeclareDead, Exiting, Rewind, Shutdown
 from wire.session import Channel
 
 pytestmark = pytest.mark.slow
 
 
-async def test_sigterm_ends_it_within_a_second(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_ends_it_within_a_second(tmp_path: Path, number: signal.Signals) -> None:
+    """Of that signal, so that its agent knows."""
     async with AsyncExitStack() as stack:
         world = await World.form(stack, {0: [0]}, tmp_path)
         started = time.monotonic()
-        world.relays[0].process.send_signal(signal.SIGTERM)
+        world.relays[0].process.send_signal(number)
         code, _ = await world.relays[0].ends()
-        assert (code, time.monotonic() - started < 1.0) == (0, True)
+        assert (code, time.monotonic() - started < 1.0) == (-number, True)
         assert await soon(world.ranks[0].link.receive()) is None
         assert not (world.relays[0].directory / "relay.sock").exists()
 
@@ -47,14 +50,14 @@ async def test_sigterm_ends_it_while_the_controller_does_not_read(tmp_path: Path
         begun = time.monotonic()
         started.process.send_signal(signal.SIGTERM)
         code, _ = await started.ends()
-        assert (code, time.monotonic() - begun < 1.5) == (0, True)
+        assert (code, time.monotonic() - begun < 1.5) == (-signal.SIGTERM, True)
 
 
 async def test_sigterm_ends_it_while_it_still_dials(tmp_path: Path) -> None:
     async with relay("ws://127.0.0.1:9", tmp_path / "host0") as started:
         await started.listening()
         started.process.send_signal(signal.SIGTERM)
-        assert (await started.ends())[0] == 0
+        assert (await started.ends())[0] == -signal.SIGTERM
 
 
 async def test_the_end_of_stdin_ends_it(tmp_path: Path) -> None:
@@ -158,3 +161,65 @@ async def test_impossible_orders_are_refused_by_name(tmp_path: Path, changes: di
 def test_it_imports_no_torch() -> None:
     check = "import sys, worker.relay; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=False).returncode == 0
+
+
+async def test_it_waits_for_another_controller_and_one_more(tmp_path: Path) -> None:
+    """The second one is gone before the ranks have gone back: each is heard once by the third."""
+    async with AsyncExitStack() as stack:
+        world = await World.form(stack, {0: [0, 1]}, tmp_path, reattach_seconds=PATIENCE)
+        await world.begin()
+        await world.round(0, {0: 3, 1: 1})
+        port, place = world.controller.port, world.relays[0].directory
+        await world.controller.stop()
+        second = Controller({0: [0, 1]})
+        await second.start(port)
+        await soon(second.attached[0].wait())
+        await second.stop()
+        third = world.controller = Controller({0: [0, 1]})
+        stack.push_async_callback(third.stop)
+        await third.start(port)
+        await soon(third.attached[0].wait())
+        await world.ranks[0].link.send(BatchDone(1.0, 1.0, 4, 1, None))
+        for rank in world.ranks.values():
+            for _ in range(2):
+                await rank.hears(Rewind)
+                await rank.ready(held_round=0, held_hash=rank.arena.rewind())
+            number, ready = await world.heard()
+            assert (number, ready.held_round, ready.held_hash) == (rank.number, 0, rank.hash)
+            old = {path.name for path in place.glob("consensus.*") if not path.name.startswith("consensus.2.")}
+            assert bool(old) is (rank.number == 0), "a rank that is late may still have to open one"
+        assert world.values() == {2.5}
+        await world.begin(2.5)
+        await world.round(1, {0: 1, 1: 1})
+        assert world.values() == {3.5}
+        third.send_relays(DeclareDead(rank=1, reason="test over"))
+        assert isinstance(await world.ranks[1].hears(DeclareDead), DeclareDead)
+
+
+async def test_a_controller_that_is_never_back_is_dialled_once(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        changes = {"reattach_seconds": 0.2, "heartbeat_timeout_seconds": 0.3}
+        world = await World.form(stack, {0: [0]}, tmp_path, **changes)
+        await world.begin()
+        await world.controller.stop()
+        await world.ranks[0].hears(Rewind)
+        code, last = await world.relays[0].ends()
+        assert (code, "could not be reached within 0.7 s" in last) == (1, True), last
+        assert await soon(world.ranks[0].link.receive()) is None, "asked to go back once"
+
+
+async def test_both_links_are_made_to_one_controller(tmp_path: Path) -> None:
+    """The first one dies between the two: the link that it had is dialled anew, to the second."""
+    first = Controller({0: [0]})
+    first.deaf[Channel.DATA] = asyncio.Event()
+    await first.start()
+    port = first.port
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(relay(f"ws://127.0.0.1:{port}", tmp_path / "host0"))
+        await soon(first.deaf[Channel.DATA].wait())
+        await first.stop()
+        second = Controller({0: [0]})
+        stack.push_async_callback(second.stop)
+        await second.start(port)
+        await soon(second.attached[0].wait())
+        assert second.paths == ["/ws/control", "/ws/data"]

@@ -61,7 +61,7 @@ async def test_three_unequal_hosts_agree_round_after_round(
             assert door.shared.is_set() == (host in sharing)
             assert (door.chunks == 0) == (host in sharing)
             built = sorted(path.name for path in (tmp_path / f"host{host}").glob("consensus*"))
-            assert built == ([] if host in sharing else ["consensus.0", "consensus.1"])
+            assert built == ([] if host in sharing else ["consensus.0.0", "consensus.0.1"])
 
 
 async def test_what_nobody_moved_is_not_streamed(tmp_path: Path) -> None:

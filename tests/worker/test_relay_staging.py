@@ -235,8 +235,8 @@ def holder(tmp_path: Path) -> Holder:
 
 def test_the_two_files_take_turns(holder: Holder) -> None:
     paths = [Path(holder.adopt(holder.send([]))).name for _ in range(3)]
-    assert paths == ["consensus.1", "consensus.0", "consensus.1"]
-    assert (holder.directory / "consensus.0").stat().st_mode & 0o777 == 0o600
+    assert paths == ["consensus.0.1", "consensus.0.0", "consensus.0.1"]
+    assert (holder.directory / "consensus.0.0").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("encoding", [Encoding.F32, Encoding.BF16])

@@ -105,6 +105,10 @@ class TinyController:
         await guest.send(JobOffer(run_id=RUN, job=job, params=params, job_hash=""))
         report = await guest.expect(ProbeReport)
         assert report.error == ""
+        await self.accept(guest, ranks=ranks, silence=silence, beat=beat)
+
+    async def accept(self, guest: Guest, *, ranks: int = 1, silence: float = 30.0, beat: float = 0.2) -> None:
+        """It is in, for the first time or again."""
         await guest.send(
             Accept(
                 run_id=RUN,
@@ -117,10 +121,13 @@ class TinyController:
             )
         )
 
-    async def form(self, guest: Guest, plan: TrainingPlan, ranks: int = 1, device: str = "cpu") -> Guest:
-        """Form a world of this host alone; its relay's control link."""
+    async def form(
+        self, guest: Guest, plan: TrainingPlan, ranks: int = 1, device: str = "cpu", patience: float = 0.0
+    ) -> Guest:
+        """Form a world of this host alone, which waits so long for a controller that it loses; its relay's control
+        link."""
         assignments = [RankAssignment(rank=rank, local_rank=rank, device=f"{device}:{rank}") for rank in range(ranks)]
-        await guest.send(WorldFormed(plan=plan, world_size=ranks, generation=0, assignments=assignments))
+        await guest.send(WorldFormed(plan, ranks, 0, assignments, patience))
         return await self.relay()
 
     async def _serve(self, socket: ServerConnection) -> None:
