@@ -78,7 +78,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         },
         "able": sorted(able),
         "left_out": left_out,
-        "machine": machine(),
+        "hardware": machine(),
         "load_before": load,
         "seconds": round(time.monotonic() - began, 1),
         "detected": [pair for outcome in campaign.outcomes for pair in outcome.detected],

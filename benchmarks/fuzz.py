@@ -34,8 +34,8 @@ SHARES = {
 REQUESTS = {"requests": 700, "strangers' requests": 150, "described requests": 150}
 MAX_GROWTH_MIB = 96.0
 """of a process from the end of its warming up to its own end"""
-PORTION = 2500
-"""inputs of a play or of the interface that one process has at most: it starts with an empty database"""
+LEAST, PORTION = 60, 2500
+"""inputs of a play or of the interface that one process has at least and at most: it starts with an empty database"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +74,8 @@ def _portions(shares: dict[str, int], inputs: int, workers: int, seed: int) -> I
     """Name, work, size and seed of each portion; those that take longest come first."""
     for name in sorted(shares, key=lambda name: name in TARGETS):
         whole = -(-inputs * shares[name] // sum(shares.values()))
-        portion = max(1, -(-whole // max(1, workers // 4))) if name in TARGETS else PORTION
+        spread = max(1, workers // 4 if name in TARGETS else workers)
+        portion = max(1, -(-whole // spread)) if name in TARGETS else max(LEAST, min(PORTION, -(-whole // spread)))
         for number, start in enumerate(range(0, whole, portion)):
             yield name, _part(name), min(portion, whole - start), seed * 1000 + number
 

@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             _tell("torchrun", theirs)
     found = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "hardware": machine(),
         "load_before": load,
         "ranks": RANKS,
         "ms": options.ms,

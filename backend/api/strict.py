@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from fastapi import Request, Response
@@ -68,17 +68,17 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _depth_exceeds(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+    """Whether lists and objects are nested more than so many deep, empty ones included."""
+    level = _nested([value])
+    for _ in range(limit):
         if not level:
             return False
-    return True
+        level = _nested(inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer))
+    return bool(level)
+
+
+def _nested(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 class _StrictRequest(Request):

@@ -114,7 +114,7 @@ def read_resume(manifest: Mapping[str, Any]) -> Resume:
         return _read(manifest)
     except KeyError as error:
         raise ValueError(f"its manifest has no {error.args[0]}") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"its manifest cannot be read: {error}") from error
 
 

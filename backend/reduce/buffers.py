@@ -6,6 +6,7 @@ change of its length and, where the kernel can, against being mapped for writing
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -54,10 +55,15 @@ class Buffer:
         size = elements * F32.itemsize
         if not size or not hasattr(os, "memfd_create"):
             return np.empty(elements, F32)
-        descriptor = os.memfd_create("marchline consensus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        weakref.finalize(self, os.close, descriptor)
-        os.ftruncate(descriptor, size)
-        memory = mmap.mmap(descriptor, size)
+        try:
+            descriptor = os.memfd_create("marchline consensus", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            weakref.finalize(self, os.close, descriptor)
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            return np.empty(elements, F32)  # no file is left to be had: it is streamed, and the run goes on
         seal(descriptor)
         self.path = path_of(descriptor)
         return np.frombuffer(memory, F32)

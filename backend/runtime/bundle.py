@@ -139,7 +139,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
         said = manifest.pop(CHECKSUM)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise BundleError(f"{directory / MANIFEST} cannot be read: {error!r}") from error
     if said != checksum(manifest):
         raise BundleError(f"{directory / MANIFEST} is not what was written: its checksum differs")

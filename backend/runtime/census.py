@@ -1,4 +1,4 @@
-"""Who is connected: a bound on all connections and on those of one source, and what a refused one is told."""
+"""Who is connected, whatever they say: raw connections in all and by source."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 
 from backend.runtime.limits import Limits
 
+UNKNOWN_SOURCE = "unknown"
 REFUSALS = 16
 """connections beyond the limit that are told so at one time; more are dropped unread"""
 

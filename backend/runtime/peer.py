@@ -14,7 +14,7 @@ from typing import Any
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from backend.runtime.errors import LinkEnded
-from backend.runtime.server import BULK
+from backend.runtime.websocket import BULK
 from wire.bulk import HEADROOM, BulkFrame, framed
 from wire.chunks import ReservedChunk
 from wire.codes import CloseCode

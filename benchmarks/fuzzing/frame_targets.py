@@ -81,7 +81,9 @@ def _numbers(value: object, name: str = "") -> list[tuple[str, int]]:
         case int():
             return [(name, value)]
         case dict():
-            return [pair for key, item in value.items() for pair in _numbers(item, str(key)[:40])]
+            # a job's parameters are the controller's own, checked before there is a run
+            inner = ((key, item) for key, item in value.items() if key != "params")
+            return [pair for key, item in inner for pair in _numbers(item, str(key)[:40])]
         case list() | tuple():
             return [pair for item in value for pair in _numbers(item, name)]
     return []

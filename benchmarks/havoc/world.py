@@ -27,7 +27,7 @@ JOB = "witness.py:Witness"
 SLEEP_MS = 12.0
 DISK_BYTES = 64 << 20
 EPOCHS = 1000
-SAVE_ROUNDS = 6
+SAVE_ROUNDS = 3
 FORMING_SECONDS = 300.0
 """nothing is measured before the world trains, and the machine may be busy"""
 MOUNT = "marchline-chaos"

@@ -12,6 +12,8 @@ from api_harness import Api, problem_of
 from bundles import save
 
 from backend.api import bodies, schemas
+from backend.api.problems import ApiProblem
+from backend.api.strict import parse
 from backend.core.config import RunConfig
 from backend.runtime.bundle import CheckpointPlace
 
@@ -132,6 +134,13 @@ def test_json_that_cannot_be_meant_is_refused(api: Api, text: bytes) -> None:
 
     assert answer.status_code == (422 if text == b"" else 400)
     assert problem_of(answer)["code"] == ("invalid_request" if text == b"" else "json_invalid")
+
+
+@pytest.mark.parametrize("inner", ["", "1"], ids=["empty", "full"])
+def test_bodies_may_be_so_deep_and_no_deeper(inner: str) -> None:
+    assert parse(("[" * 32 + inner + "]" * 32).encode()) is not None
+    with pytest.raises(ApiProblem, match="more than 32 deep"):
+        parse(("[" * 33 + inner + "]" * 33).encode())
 
 
 def test_whole_characters_may_be_escaped(api: Api) -> None:

@@ -256,6 +256,7 @@ def drop(name: str) -> Callable[[dict[str, Any]], None]:
         (lambda m: m["progress"].update(accepted="all"), "cannot be read"),
         (lambda m: m.update(global_step=-1), "global_step is -1"),
         (lambda m: m.update(seats=[["a"]]), "cannot be read"),
+        (lambda m: m["progress"].update(evaluated={"epoch": float("-inf"), "metrics": {}}), "cannot be read"),
     ],
 )
 def test_a_spoilt_manifest_is_refused_by_name(spoil: Callable[[dict[str, Any]], None], says: str):

@@ -100,6 +100,14 @@ def test_a_narrow_model_keeps_its_consensus_beside_it(place: CheckpointPlace) ->
     assert loaded(place, 1).consensus.tobytes() == arena.tobytes()
 
 
+@pytest.mark.parametrize("text", ["[]", "7", "null", "{", "[" * 100_000, '{"checksum": NaN}'])
+def test_a_manifest_from_elsewhere_that_is_none_is_one_error(place: CheckpointPlace, text: str) -> None:
+    save(place, 1, [1.0])
+    (place.bundle(1) / MANIFEST).write_text(text)
+    with pytest.raises(BundleError, match=MANIFEST):
+        bundle.verify(place.bundle(1))
+
+
 @pytest.mark.parametrize("name", [MODEL, OUTER, MANIFEST, "rank1.safetensors"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
 def test_damage_is_found_and_named(place: CheckpointPlace, name: str, harm: str) -> None:

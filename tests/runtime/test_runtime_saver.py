@@ -29,7 +29,9 @@ async def test_a_rank_that_sends_what_nobody_granted_it_is_lost_before_it_fills_
     lost: list[int] = []
     SlowDisk.release.clear()
     disk = SlowDisk(CheckpointPlace(tmp_path, 1), noon)
-    saver = Saver(disk, lambda: Committed(None), lambda *what: sent.append(what), lambda _: None, lost.append)
+    saver = Saver(
+        disk, lambda: Committed(None), lambda *what: sent.append(what), lambda _: None, lost.append, lambda: None
+    )
     for part in range(MAX_UNTAKEN + 5):
         saver.perform(KeepState(1, 0, part, b"x"))
     saver.perform(KeepState(1, 1, 0, b"x"))
