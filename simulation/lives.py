@@ -142,7 +142,8 @@ class Return(Ordeal):
                 if not played.alive:  # an agent tells of every end again
                     struck = played.rank in self.struck
                     cause = ExitCause(code=-9, signal="SIGKILL") if struck else ExitCause(code=0, clean=True)
-                    self.host_says(host, RankExited(played.rank, cause))
+                    # Not at once: the controller is still doing what it told us.
+                    self.stage.after(0.0, self.host_says, host, RankExited(played.rank, cause))
             self.stage.after(self.config.heartbeat_seconds, self._beat, host)
 
     def _impatient(self, host: PlayedHost) -> None:
