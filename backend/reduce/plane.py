@@ -345,6 +345,9 @@ class ReducePlane:
     def _close(self, attempt: Attempt) -> None:
         """Everything is summed and sent, or nobody worked: this is the consensus, and the round's end."""
         opening = attempt.opening
+        if attempt.streams.realized and attempt.shared and not attempt.built.path:
+            self._break("no further file can be opened for the consensus that hosts on this machine read")
+            return
         self._open = None
         if attempt.streams.realized:
             coming = UpdateComing(*attempt.number, opening.initial, attempt.still, attempt.built.path)

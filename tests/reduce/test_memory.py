@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,28 @@ async def test_a_value_that_is_not_finite_names_the_rank(tmp_path: Path) -> None
     bench.plane.contribution(0, declared({0: 1, 4: 2, 6: 0}, attempt=1))
     broken = await bench.broken()
     assert broken.reason == "rank 4 of host 0 contributed -inf at element 5 (params)", "finite, but not twice"
+    assert bench.consensus.tobytes() == base.tobytes()
+    bench.plane.close()
+
+
+async def test_without_a_file_for_it_hosts_that_read_the_consensus_are_told_of_no_other(tmp_path: Path) -> None:
+    """They would wait for ever; an attempt that breaks is tried again, and the run ends by name when it goes on so."""
+    bench, (base, one) = Bench(), arenas(2)
+    await bench.start_from(base, 0)
+    bench.plane.share(0, shared(tmp_path / "host", {0: one}))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        bench.open({0: (0,)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    bench.plane.contribution(0, declared({0: 1}))
+    broken = await bench.broken()
+    assert (broken.host, broken.reason) == (
+        None,
+        "no further file can be opened for the consensus that hosts on this machine read",
+    )
+    assert bench.host(0).coming is None
     assert bench.consensus.tobytes() == base.tobytes()
     bench.plane.close()
 
