@@ -228,7 +228,7 @@ class LaterLaws(Laws):
         march = self.play.cohort.march
         assert march is not None
         host = march.world.hosts[march.world.ranks[rank].host]
-        if "did not come back" in reason:
+        if "did not come back to the restarted controller" in reason:
             assert self._now >= self.play.config.return_seconds - ACCURACY, f"L3: {host.name} had still time"
             relay = any(played.name == host.name for played in self.play.hosts.values()) and host.relay_up
             assert not (host.link in self._back and relay), f"L3: {host.name} is back"
