@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 
 # How long an example takes says something of the machine, and nothing of the code.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    # Under nohup: what the tests start would ignore it as well, but a handled signal is a child's default again.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -93,7 +93,7 @@ def problem_of(response: httpx2.Response) -> dict[str, Any]:
     assert unquote(problem["instance"]) == unquote(response.request.url.path)
     assert problem["code"].replace("_", "").isalnum()
     assert problem["code"] == problem["code"].lower()
-    assert problem["detail"].endswith((".", "?", "!")) or problem["errors"], problem
+    assert problem["detail"].endswith((".", "?", "!", "…")) or problem["errors"], problem
     for error in problem["errors"]:
         assert set(error) == {"field", "code", "text"}
     return problem

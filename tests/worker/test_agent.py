@@ -381,7 +381,7 @@ async def test_ctrl_c_says_goodbye_and_stops_everything(number: signal.Signals) 
         host, children = await ranks_running(controller, running)
         directory = shared_directory(running.child("worker.rank"))
         os.kill(running.pid, number)
-        assert "operator of this host" in (await host.expect(Leaving)).reason
+        assert "the operator of test-host ended its agent" in (await host.expect(Leaving)).reason
         code, output = await running.ended()
         assert code == 0, output
         await gone(children)

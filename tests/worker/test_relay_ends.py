@@ -22,14 +22,14 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_a_signal_ends_it_within_a_second(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_signal_ends_it_within_seconds(tmp_path: Path, number: signal.Signals) -> None:
     """Of that signal, so that its agent knows."""
     async with AsyncExitStack() as stack:
         world = await World.form(stack, {0: [0]}, tmp_path)
         started = time.monotonic()
         world.relays[0].process.send_signal(number)
         code, _ = await world.relays[0].ends()
-        assert (code, time.monotonic() - started < 1.0) == (-number, True)
+        assert (code, time.monotonic() - started < 5.0) == (-number, True)
         assert await soon(world.ranks[0].link.receive()) is None
         assert not (world.relays[0].directory / "relay.sock").exists()
 
@@ -50,7 +50,7 @@ async def test_sigterm_ends_it_while_the_controller_does_not_read(tmp_path: Path
         begun = time.monotonic()
         started.process.send_signal(signal.SIGTERM)
         code, _ = await started.ends()
-        assert (code, time.monotonic() - begun < 1.5) == (-signal.SIGTERM, True)
+        assert (code, time.monotonic() - begun < 5.0) == (-signal.SIGTERM, True)
 
 
 async def test_sigterm_ends_it_while_it_still_dials(tmp_path: Path) -> None:
