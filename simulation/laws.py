@@ -231,7 +231,10 @@ class Laws(Oracle):
             assert silent >= play.config.stall_seconds - 1e-6, f"L3: rank {rank} stalls after {silent} s"
             played = play.ranks[rank]
             hangs = not played.alive or played.stopped or played.deaf or played.state != "idle"
-            assert hangs or play.ways[host.name].barred, f"H1: rank {rank} counts as hanging, but never had its plan"
+            # One that woke up this very moment did its plan, and its word is on the way.
+            did = played.steps > march.world.ranks[rank].steps
+            barred = play.ways[host.name].barred
+            assert hangs or did or barred, f"H1: rank {rank} counts as hanging, but never had its plan"
             return
         silent = self._waited(self._heard[host.link])
         assert silent >= timeout - 1e-6, f"L3: rank {rank} dies by {event} ({reason}), heard {silent} s ago"

@@ -17,8 +17,8 @@ class Stage:
         self._ticket = itertools.count()
 
     def at(self, when: float, act: Callable[..., Any], *arguments: Any, order: int = 0) -> None:
-        """Do something at a moment (seconds) to come."""
-        heapq.heappush(self._acts, (when, order, next(self._ticket), act, arguments))
+        """Do something at a moment (seconds) to come; what was due before is done now: no act turns time back."""
+        heapq.heappush(self._acts, (max(when, self.now), order, next(self._ticket), act, arguments))
 
     def after(self, seconds: float, act: Callable[..., Any], *arguments: Any, order: int = 0) -> None:
         """Do something so many seconds from now."""
