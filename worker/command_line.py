@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from wire import failpoints
 from worker.agent import CONNECT_ATTEMPTS, Agent, Patience
 from worker.devices import DeviceError, find_devices
@@ -136,7 +138,7 @@ def _announcement(offer: Offer) -> dict[str, Any]:
         "devices": [
             {"id": d.device.id, "name": d.device.name, "memory_bytes": d.device.memory_bytes} for d in offer.devices
         ],
-        "versions": {name: getattr(versions, name) for name in versions.__struct_fields__},
+        "versions": asdict(versions),
         "job_dir": str(offer.job_dir),
         "run": offer.run,
         "emulate_ms_per_batch": offer.emulate_ms_per_batch,

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import asdict
+
 from backend.core.config import RunConfig
 from backend.core.join_admission import MAX_NAME
 from backend.core.join_window import Admission, JoinWindow, Refusal
@@ -170,7 +172,7 @@ class Membership:
             "devices": [
                 {"id": d.id, "type": d.type, "name": d.name, "memory_bytes": d.memory_bytes} for d in member.devices
             ],
-            "versions": {name: getattr(member.versions, name) for name in member.versions.__struct_fields__},
+            "versions": asdict(member.versions),
             "emulate_ms_per_batch": member.emulate_ms_per_batch,
             "state": "admitted",
         }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 if TYPE_CHECKING:
     from backend.core.march import March
 
@@ -51,7 +53,7 @@ def checkpoint_manifest(march: March, reason: str, now: float) -> dict[str, Any]
     return {
         "run_id": march.run_id,
         "config": march.config.as_dict(),
-        "layout": [{name: getattr(spec, name) for name in spec.__struct_fields__} for spec in march.layout],
+        "layout": [asdict(spec) for spec in march.layout],
         "dataset_size": march.training.dataset_size,
         "world_size": len(ranks),
         "seats": [[hosts[seat.host].name, seat.device] for seat in ranks.values()],

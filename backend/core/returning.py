@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from backend.core.config import RunConfig
 from backend.core.deaths import Casualty, death_notices
 from backend.core.forming import Forming
@@ -49,15 +51,15 @@ def keep_world(world: World, layout: Iterable[TensorSpec], dataset_size: int, ru
         "run_salt": run_salt.hex(),
         "run_secret": secret.hex(),
         "dataset_size": dataset_size,
-        "layout": [_fields(spec) for spec in layout],
+        "layout": [asdict(spec) for spec in layout],
         "hosts": [
             {
                 "host": seat.host,
                 "name": seat.name,
                 "address": seat.address,
                 "ranks": list(seat.ranks),
-                "devices": [_fields(device) for device in seat.devices],
-                "versions": _fields(seat.versions),
+                "devices": [asdict(device) for device in seat.devices],
+                "versions": asdict(seat.versions),
                 "emulate_ms_per_batch": seat.emulate_ms_per_batch,
             }
             for seat in world.hosts.values()
@@ -372,7 +374,3 @@ def announced(kept: Kept, world: World, seconds: float) -> Iterator[Effect]:
 
 def _event(kind: str, text: str, level: str = "info") -> Record:
     return Record("events", {"kind": kind, "level": level, "text": text, "data": {}}, durable=True)
-
-
-def _fields(struct: Any) -> Row:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import asdict
+
 from backend.core.join_window import JoinWindow
 from backend.core.liveness import Liveness
 from backend.core.march import March
@@ -80,8 +82,8 @@ def waiting_members(window: JoinWindow, liveness: Liveness, now: float) -> list[
             "name": member.name,
             "address": member.address,
             "ranks": list(member.ranks),
-            "devices": [_fields(device) for device in member.devices],
-            "versions": _fields(member.versions),
+            "devices": [asdict(device) for device in member.devices],
+            "versions": asdict(member.versions),
             "emulate_ms_per_batch": member.emulate_ms_per_batch,
             "emulated": member.emulate_ms_per_batch is not None,
             "relay_only": member.relay_only,
@@ -164,8 +166,8 @@ def _seat_view(seat: HostSeat, cohort: Cohort, now: float) -> dict[str, Any]:
         "name": seat.name,
         "address": seat.address,
         "ranks": list(seat.ranks),
-        "devices": [_fields(device) for device in seat.devices],
-        "versions": _fields(seat.versions),
+        "devices": [asdict(device) for device in seat.devices],
+        "versions": asdict(seat.versions),
         "emulate_ms_per_batch": seat.emulate_ms_per_batch,
         "emulated": seat.emulate_ms_per_batch is not None,
         "relay_only": not seat.ranks,
@@ -217,7 +219,3 @@ def _state(seat: RankSeat, march: March) -> str:
     if seat.alive and seat.rank in march.evaluations.pending.values():
         return "evaluating"
     return seat.state
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__struct_fields__}
