@@ -62,6 +62,7 @@ from worker.relay_spec import RelaySpec, SpecError, read_spec
 from worker.relay_streams import Downloads, Uploads
 from worker.signals import leaving_signals
 from worker.staging import StagingError
+from worker.tasks import first_to_end
 
 FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
 """what passes through from a rank to the controller"""
@@ -121,7 +122,7 @@ class Relay:
             links = control, data = await dial(spec)
             self._served = True
             await self._agree_on_path(data)
-            await _first_to_end(
+            await first_to_end(
                 self._ports.serve(),
                 self._read_control(control),
                 _patiently(self._write_control(control)),
@@ -256,19 +257,6 @@ async def _patiently(job: Coroutine[Any, Any, None]) -> None:
     except RunOver:
         await asyncio.sleep(_FAREWELL_SECONDS)
         raise
-
-
-async def _first_to_end(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends, which only an error makes them do; raise that error."""
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def serve(spec: RelaySpec) -> int:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 from websockets.asyncio.server import ServerConnection
 
@@ -38,6 +37,7 @@ from worker.pulse import Pulse
 from worker.relay_links import ControllerLink, LinkRefused, RunOver
 from worker.site_fold import Attempt, fold
 from worker.site_links import WINDOW_CHUNKS, Child, ChildGone, Outgoing, close
+from worker.tasks import first_to_end
 
 STALL_SECONDS = 20.0
 """A child that takes nothing for so long is let go. Less than the controller waits for this host."""
@@ -73,7 +73,7 @@ class SiteRun:
         self._up = Outgoing(link.session, link.send_frame, self._pool, None)
         self._moved.fire()
         try:
-            await _first_to_end(self._read_uplink(link), self._up.run(), self._fold())
+            await first_to_end(self._read_uplink(link), self._up.run(), self._fold())
         except RunOver as over:
             self.finish(CloseCode.GONE, str(over))
         finally:
@@ -252,7 +252,7 @@ class SiteRun:
     async def _converse(self, child: Child) -> tuple[CloseCode, str]:
         """Read, write and wait to be told to stop; why it is over, and the code to close with."""
         try:
-            await _first_to_end(self._read(child), child.out.run(), _raised(child.dropped))
+            await first_to_end(self._read(child), child.out.run(), _raised(child.dropped))
         except RemoteProtocolError as error:
             return close_code(error.code), f"protocol error {error.code}: {error.text}"
         except ContributionRefused as refused:
@@ -322,17 +322,3 @@ class SiteRun:
 
 async def _raised(dropped: asyncio.Future[str]) -> None:
     raise ChildGone(await dropped)
-
-
-async def _first_to_end(*jobs: Coroutine[Any, Any, None]) -> None:
-    """Run all until one raises, which is the only way any of them ends; raise that."""
-    tasks = [asyncio.create_task(job) for job in jobs]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task in done:
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

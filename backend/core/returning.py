@@ -52,18 +52,7 @@ def keep_world(world: World, layout: Iterable[TensorSpec], dataset_size: int, ru
         "run_secret": secret.hex(),
         "dataset_size": dataset_size,
         "layout": [asdict(spec) for spec in layout],
-        "hosts": [
-            {
-                "host": seat.host,
-                "name": seat.name,
-                "address": seat.address,
-                "ranks": list(seat.ranks),
-                "devices": [asdict(device) for device in seat.devices],
-                "versions": asdict(seat.versions),
-                "emulate_ms_per_batch": seat.emulate_ms_per_batch,
-            }
-            for seat in world.hosts.values()
-        ],
+        "hosts": [seat.as_row() for seat in world.hosts.values()],
     }
     return Record("continuations", {"slot": BASE, "state": state})
 

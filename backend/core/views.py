@@ -161,14 +161,7 @@ def _nothing_trained(window: JoinWindow) -> dict[str, Any]:
 
 def _seat_view(seat: HostSeat, cohort: Cohort, now: float) -> dict[str, Any]:
     member = cohort.window.members[seat.host]
-    return {
-        "host": seat.host,
-        "name": seat.name,
-        "address": seat.address,
-        "ranks": list(seat.ranks),
-        "devices": [asdict(device) for device in seat.devices],
-        "versions": asdict(seat.versions),
-        "emulate_ms_per_batch": seat.emulate_ms_per_batch,
+    return seat.as_row() | {
         "emulated": seat.emulate_ms_per_batch is not None,
         "relay_only": not seat.ranks,
         "via": seat.via,

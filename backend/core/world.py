@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec.structs import asdict
 
 from wire.messages import Device, ExitCause, RankAssignment, RankFailed, RankProgress, RankReady, Versions
 
@@ -25,6 +28,18 @@ class HostSeat:
     """the relay-only host that carries its data"""
     state: str = "forming"
     """forming, training, left, lost; away: not come back yet to a controller that was restarted"""
+
+    def as_row(self) -> dict[str, Any]:
+        """What stays as it is while the world lives, JSON-ready."""
+        return {
+            "host": self.host,
+            "name": self.name,
+            "address": self.address,
+            "ranks": list(self.ranks),
+            "devices": [asdict(device) for device in self.devices],
+            "versions": asdict(self.versions),
+            "emulate_ms_per_batch": self.emulate_ms_per_batch,
+        }
 
 
 @dataclass(slots=True)
