@@ -39,6 +39,8 @@ class RequestLocalState(Message, frozen=True):
     arena."""
 
     checkpoint: Count
+    consensus: bool = False
+    """the controller holds no consensus (collective modes): add the one that you adopted last"""
 
 
 class LocalState(Message, frozen=True):

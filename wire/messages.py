@@ -13,6 +13,16 @@ from typing import Any
 
 import msgspec
 
+from wire.collectives import AbortSession as AbortSession
+from wire.collectives import NewSession as NewSession
+from wire.collectives import RequestSessionId as RequestSessionId
+from wire.collectives import SessionIdGenerated as SessionIdGenerated
+from wire.collectives import SessionJoined as SessionJoined
+from wire.collectives import SessionLost as SessionLost
+from wire.collectives import SyncCommitted as SyncCommitted
+from wire.collectives import Synced as Synced
+from wire.collectives import SyncNow as SyncNow
+from wire.collectives import SyncRefused as SyncRefused
 from wire.errands import EvalResult as EvalResult
 from wire.errands import Evaluate as Evaluate
 from wire.errands import FetchState as FetchState
@@ -178,11 +188,8 @@ class RelayWelcome(Message, frozen=True):
 
 
 class SharedMemory(Message, frozen=True):
-    """relay -> controller on the data link, before anything else: you can map my ranks' arenas.
-
-    From here on neither side streams: the controller reads ``{directory}/rank{N}.out`` and says where the consensus is
-    by ``UpdateComing.path``.
-    """
+    """relay -> controller on the data link, before anything else: you can map my ranks' arenas. Neither side streams
+    then: the controller reads ``{directory}/rank{N}.out``, and ``UpdateComing.path`` says where the consensus is."""
 
     directory: str
 
@@ -451,9 +458,10 @@ AnyMessage = (
     Hello | JobOffer | ProbeReport | Accept | Reject | WorldFormed | RunEnded | HostHeartbeat | ControllerHeartbeat
     | RankExited | RelayExited | Leaving | RelayHello | RelayWelcome | SharedMemory | ChildAttached | ChildLost
     | FoldOrder | RankReady | StartChunk | BatchDone | ChunkDone | RequestParams | SnapshotReady | Contribution
-    | NonFinite | UpdateComing | UpdateStaged | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate | EvalResult
-    | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown
-    | Exiting | RankFailed | DeclareDead | RankHello | Rewind
+    | NonFinite | UpdateComing | UpdateStaged | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate
+    | EvalResult | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown | Exiting
+    | RankFailed | DeclareDead | RankHello | Rewind | RequestSessionId | SessionIdGenerated | NewSession
+    | SessionJoined | SessionLost | AbortSession | SyncNow | Synced | SyncRefused | SyncCommitted
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
