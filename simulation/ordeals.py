@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from backend.core.config import MODES
+from simulation.collective_ordeals import in_sessions
 from simulation.script import Act, HostLine, Script
 
 TIMEOUT, STALL = 3.0, 30.0
@@ -59,7 +60,7 @@ def draw(seed: int) -> Script:
     run |= _door(dice, ranks)
     script = Script({key: str(value) for key, value in run.items()}, hosts)
     script.acts = [*_acts(dice, script, ranks, batches * epochs), *_lives(seed, script)]
-    return script
+    return in_sessions(seed, script)
 
 
 def _lives(seed: int, script: Script) -> Iterator[Act]:
