@@ -47,6 +47,7 @@ from wire.messages import (
     Shutdown,
     StartChunk,
     SyncAck,
+    SyncRefused,
 )
 
 PHASES = {
@@ -263,6 +264,11 @@ class Laws(Oracle):
                 return
             case RelayLost(host=number) | RoundBroken(host=number) if number == host.host:
                 return
+            case RankSaid(rank=refused, message=SyncRefused()) if refused == rank and "were not finite" in reason:
+                return
+        if "RendezvousStall" in reason:
+            self.sessions.justify(rank)
+            return
         if "TrainStall" in reason:
             silent = self._waited(self._moved[rank])
             assert silent >= play.config.stall_seconds - 1e-6, f"L3: rank {rank} stalls after {silent} s"

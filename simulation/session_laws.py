@@ -111,6 +111,13 @@ class SessionLaws:
                 self._aborted.add(rank)  # whoever leaves waits for nobody
         return None
 
+    def justify(self, rank: int) -> None:
+        """A rank is dead because it did not join: did it hang?"""
+        played = self.play.ranks[rank]
+        assert self._state == "joining" and rank in self.members - self._joined, f"L3: rank {rank} is in no rendezvous"
+        barred = self.play.ways[played.host.name].barred
+        assert played.held or not played.alive or barred or played.syncing.inside is None, f"L3: rank {rank} tries"
+
     def unadopted(self) -> set[int]:
         """Who lives, was told to adopt a round, and did not say that it has."""
         return self._committed - self._acked - self._dead
@@ -139,7 +146,7 @@ class SessionLaws:
         assert generation == self._generation + 1, f"session {generation} follows {self._generation}"
         assert rank not in self._dead, f"the dead rank {rank} is to name session {generation}"
         self._over("another one is made")
-        assert self.play.score_seconds == 0.0 or not self._scoring(), "a session is made while a rank scores"
+        assert not self._scoring(), "a session is made while a rank scores"
         self._generation, self._generator, self._state = generation, rank, "naming"
         self._identity, self._broken = b"", False
         for ranks in (self.members, self._told, self._joined, self._aborted):
@@ -147,7 +154,7 @@ class SessionLaws:
 
     def _gathers(self, rank: int, order: NewSession) -> None:
         march = self.play.cohort.march
-        assert march is not None
+        assert march is not None and not self._scoring(), "a session is made while a rank scores"
         assert order.generation == self._generation, f"session {order.generation}, but {self._generation} was named"
         assert self._identity and order.id == self._identity, "an identity that nobody made for this session"
         assert order.ranks == sorted(order.ranks) and not set(order.ranks) & self._dead, f"{order.ranks}, {self._dead}"

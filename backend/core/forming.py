@@ -119,7 +119,7 @@ class Forming:
     def expired(self, march: March, now: float) -> None:
         """Time is up."""
         waited = f"{march.config.forming_seconds:g} s"
-        march.fail(f"The cohort did not form within {waited}. {self.missing()}", now)
+        march.fail(f"The cohort did not form within {waited}. {march.plane.waits() or self.missing()}", now)
 
     def bereaved(self, march: March, reason: str, now: float) -> None:
         """Ranks were buried before it was complete."""
