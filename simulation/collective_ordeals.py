@@ -17,8 +17,9 @@ STALLS = ("30.0", "30.0", "200.0")
 """seconds; under the longest one ranks give up joining by themselves, and are given up"""
 ELSEWHERE = {"poison": "crooked", "spoil": "broken"}
 """faults of the CPU reduce, and what stands for them here"""
-OTHERS = ("stop", "save", "abort", "away 6.0", "away 1.5", "crash 1")
-PLACES = (*("open", "open", "open", "commit", "commit"), *("name", "name", "join", "join"))
+OTHERS = ("stop", "save", "abort", "away 6.0", "away 1.5")
+ROUNDS, SESSIONS = ("open", "open", "commit", "commit", "summed"), ("name", "name", "join", "join", "joined", "joined")
+"""moments of a round, and of a session"""
 
 
 def in_sessions(seed: int, script: Script) -> Script:
@@ -33,7 +34,8 @@ def in_sessions(seed: int, script: Script) -> Script:
         run["forming_seconds"] = dice.choice(["20.0", "300.0"])
     if dice.random() < 0.15:
         run["score"] = dice.choice(["2.0", "70.0"])
-    script = replace(script, run=run, acts=[_translated(act, script, dice) for act in script.acts])
+    acts = [act for act in script.acts if act.words[0] != "crash" or dice.random() < 0.4]  # nobody comes back
+    script = replace(script, run=run, acts=[_translated(act, script, dice) for act in acts])
     if dice.random() < 0.7:
         script = _larger(script, dice)
     script.acts = [*script.acts, *_strikes(script, dice)]
@@ -61,11 +63,14 @@ def _larger(script: Script, dice: random.Random) -> Script:
 def _strikes(script: Script, dice: random.Random) -> Iterator[Act]:
     """What strikes in sessions: often a death first, and then what meets the session that is made anew."""
     ranks = script.ranks
-    if dice.random() < 0.6:
+    if dice.random() < 0.7:
         yield Act((dice.choice(["open", "open", "commit"]), dice.choice([0, 0, 1, 2])), ["kill", _rank(dice, ranks)])
-    for _ in range(dice.choice([0, 0, 1, 1, 2, 3])):
-        place = dice.choice(PLACES)
-        number = dice.choice([0, 0, 1, 2]) if place in ("open", "commit") else dice.choice([0, 1, 1, 1, 2, 3])
+    if dice.random() < 0.08:  # and then nobody can make another one
+        act, unable = dice.choice(["mute", "outcast"]), dice.sample(range(ranks), min(ranks, dice.choice([1, ranks])))
+        yield from (Act(("open", 0), [act, str(rank), "9"]) for rank in unable)
+    for _ in range(dice.choice([0, 1, 1, 2, 2, 3])):
+        place = dice.choice(dice.choice([ROUNDS, SESSIONS, SESSIONS]))
+        number = dice.choice([0, 0, 1, 2] if place in ROUNDS else [0, 1, 1, 1, 1, 2, 3])
         yield Act((place, number), _what(dice, script))
 
 
@@ -78,8 +83,9 @@ def _what(dice: random.Random, script: Script) -> list[str]:
     kind = dice.random()
     if kind < 0.35:
         return dice.choice([["kill", rank], ["hang", rank], ["hang", rank, dice.choice(["0.5", "20.0", "90.0"])]])
-    if kind < 0.75:
+    if kind < 0.65:
         act = dice.choice(["mute", "outcast", "broken", "crooked", "echo", "nan"])
         return [act, rank, "1" if act in ("mute", "echo", "nan") else dice.choice(["1", "1", "2", "9"])]
-    words = dice.choice([f"unplug {name}", f"freeze {name} 2.0", f"relay {name}", f"slow {name} control 0.3", *OTHERS])
-    return words.split()
+    if kind < 0.9:
+        return dice.choice(OTHERS).split()
+    return dice.choice([f"unplug {name}", f"freeze {name} 2.0", f"relay {name}", f"slow {name} control 0.3"]).split()

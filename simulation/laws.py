@@ -186,8 +186,8 @@ class Laws(Oracle):
         if play.crashed:
             return
         cohort = play.cohort
-        if play.config.collective and cohort.march is not None:
-            if cohort.march.cycle.open is not None:
+        if play.config.collective:
+            if cohort.march is not None and cohort.march.cycle.open is not None:
                 self._opens(cohort.march.cycle.open.round)
             self.sessions.handled()
         if cohort.phase != self._phase:

@@ -22,8 +22,9 @@
     at T ...             with ``run wires=1`` what is said takes its way over links, and more may strike; see ``acts``
     when open|commit ROUND ACT ...
                          the same, at the very moment when a round is opened or committed for the first time
-    when name|join GENERATION ACT ...
-                         the same, when a session's generator is asked for its identity, or ranks are to join it
+    when name|join|joined GENERATION, when summed ROUND ACT ...
+                         the same, when a session's generator is asked for its identity, ranks are to join it, or the
+                         first one has; when the first rank has the sum of a round
     until T              let time pass to T (default: to the end)
     show KIND ...        besides the default, transcripts show these messages too
 
@@ -39,7 +40,7 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.round_cost import MEMORY_BYTES_PER_SECOND, Line, RoundCost, link_bytes_per_second
-from backend.core.vocabulary import Effect, OpenRound, SendRank
+from backend.core.vocabulary import Effect, Event, OpenRound, RankSaid, SendRank
 from simulation.acts import ACTS, OPERATOR
 from simulation.ordeal import Ordeal
 from simulation.pace import Pace
@@ -48,7 +49,7 @@ from simulation.props import LOCAL_TENSOR
 from simulation.rounds import Sum
 from simulation.theatre import Theatre
 from simulation.watch import Watcher
-from wire.messages import NewSession, RequestSessionId, SyncNow
+from wire.messages import NewSession, RequestSessionId, SessionJoined, Synced, SyncNow
 
 STAGE_KEYS = frozenset(
     {
@@ -101,8 +102,8 @@ class HostLine:
 
 @dataclass
 class Act:
-    """What happens: ``at`` a moment, or when a round gets so far (``open`` or ``commit``, and its number), or a
-    session (``name`` or ``join``, and its generation)."""
+    """What happens: ``at`` a moment, or when a round gets so far (``open``, ``summed`` or ``commit``, and its
+    number), or a session (``name``, ``join`` or ``joined``, and its generation)."""
 
     at: float | tuple[str, int]
     words: list[str]
@@ -152,7 +153,7 @@ class Script:
                 self.hosts.append(HostLine.parse(rest))
             case ["at", when, *act]:
                 self.acts.append(Act.parse(float(when), act))
-            case ["when", "open" | "commit" | "name" | "join" as stage, number, *act]:
+            case ["when", ("open" | "commit" | "summed" | "name" | "join" | "joined") as stage, number, *act]:
                 self.acts.append(Act.parse((stage, int(number)), act))
             case ["until", when]:
                 self.until = float(when)
@@ -274,6 +275,13 @@ class _Triggers(Watcher):
     def __init__(self, play: Theatre) -> None:
         self.play = play
         self.acts: dict[tuple[str, int], list[Callable[[], object]]] = {}
+
+    def event(self, now: float, event: Event) -> None:
+        match event:
+            case RankSaid(message=SessionJoined(generation=generation)):
+                self._fire(("joined", generation))
+            case RankSaid(message=Synced(round=number)):
+                self._fire(("summed", number))
 
     def effect(self, now: float, effect: Effect) -> None:
         match effect:

@@ -41,6 +41,7 @@ class SessionLaws:
     def __init__(self, play: Ordeal) -> None:
         self.play = play
         self._dead: set[int] = set()
+        self._depth = 0
         self._generation = -1
         self._state = "none"
         self._generator = -1
@@ -69,6 +70,7 @@ class SessionLaws:
     def event(self, event: Event, dead: set[int]) -> None:
         """The core is about to be told; ``dead`` is who has died so far, kept up to date by its owner."""
         self._dead = dead
+        self._depth += 1
         if not isinstance(event, RankSaid) or event.rank in dead:
             return
         rank, current = event.rank, self._generation
@@ -123,7 +125,10 @@ class SessionLaws:
         return self._committed - self._acked - self._dead
 
     def handled(self) -> None:
-        """All that the core said is performed."""
+        """All that the core said is performed; an event that came meanwhile is in the middle of another one's."""
+        self._depth -= 1
+        if self._depth:
+            return
         play, dead = self.play, self._dead
         living = self.members - dead
         if self._state in ("joining", "live"):
