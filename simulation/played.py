@@ -146,9 +146,10 @@ class PlayedRank:
         """It runs again, and takes up what came meanwhile, in order."""
         self.stopped = False
         if not self.scoring:
-            self._catch_up()
+            self.catch_up()
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Take up what came while it could not."""
         backlog, self._backlog = self._backlog, []
         for act in backlog:
             self.when_running(act)
@@ -163,7 +164,7 @@ class PlayedRank:
 
     def receive(self, message: Message) -> None:
         """Do what the controller says."""
-        if self.held:
+        if self.held or not self.syncing.hears(message):
             self._backlog.append(partial(self.receive, message))
             return
         setting = self.setting
@@ -194,7 +195,7 @@ class PlayedRank:
         self.scoring = False
         self.when_running(partial(self.setting.say, self, result, self.setting.stage.now))
         if not self.stopped:
-            self._catch_up()
+            self.catch_up()
 
     def in_order(self, when: float) -> float:
         """When a word arrives that would, on a free line, at this moment: none overtakes another."""

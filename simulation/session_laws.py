@@ -11,7 +11,8 @@ every wait       for an identity, for ranks that join, or for a sum, has an end
 
 from __future__ import annotations
 
-from backend.core.vocabulary import Effect, Event, RankSaid, SendRank
+from backend.core.collective import GENERATOR_SECONDS, JOIN_SECONDS, Collectives
+from backend.core.vocabulary import Effect, Event, RankSaid, SendRank, Tick
 from simulation.ordeal import Ordeal
 from wire.messages import (
     AbortSession,
@@ -42,6 +43,9 @@ class SessionLaws:
         self.play = play
         self._dead: set[int] = set()
         self._depth = 0
+        self._ticks = False
+        self._since = (0.0, 0.0)
+        """when the state at hand began, and how long the controller had been away by then"""
         self._generation = -1
         self._state = "none"
         self._generator = -1
@@ -69,7 +73,7 @@ class SessionLaws:
 
     def event(self, event: Event, dead: set[int]) -> None:
         """The core is about to be told; ``dead`` is who has died so far, kept up to date by its owner."""
-        self._dead = dead
+        self._dead, self._ticks = dead, isinstance(event, Tick)
         self._depth += 1
         if not isinstance(event, RankSaid) or event.rank in dead:
             return
@@ -80,6 +84,7 @@ class SessionLaws:
                     self._identity = identity
             case SessionJoined(generation=generation) if generation == current and rank in self.members:
                 self._joined.add(rank)
+                self._since = (self.play.now, self.play.time_away)
             case SessionLost(generation=generation) if generation == current and rank in self.members:
                 self._broken = True
             case Synced() as report if (report.round, report.attempt) == self._order and rank in self._asked:
@@ -117,6 +122,7 @@ class SessionLaws:
         """A rank is dead because it did not join: did it hang?"""
         played = self.play.ranks[rank]
         assert self._state == "joining" and rank in self.members - self._joined, f"L3: rank {rank} is in no rendezvous"
+        self._was_patient(JOIN_SECONDS, f"rank {rank} did not join")
         barred = self.play.ways[played.host.name].barred
         assert played.held or not played.alive or barred or played.syncing.inside is None, f"L3: rank {rank} tries"
 
@@ -133,7 +139,11 @@ class SessionLaws:
         living = self.members - dead
         if self._state in ("joining", "live"):
             assert self._told == self.members, f"{self.members - self._told} were not told of the session"
-            over = self._broken or self.members & dead
+            march = play.cohort.march
+            given_up = march is not None and march.phase == "training" and march.cycle.open is None
+            summing = self._state == "live" and self._asked == self.members and not self._committed
+            in_flight = summing or self._joined < self.members
+            over = self._broken or self.members & dead or (given_up and in_flight)
             if over and not play.cohort.ended and not self._leaving():
                 left = living - self._aborted
                 assert not left, f"session {self._generation} is over, and {sorted(left)} were not told"
@@ -151,8 +161,11 @@ class SessionLaws:
         assert generation == self._generation + 1, f"session {generation} follows {self._generation}"
         assert rank not in self._dead, f"the dead rank {rank} is to name session {generation}"
         self._over("another one is made")
+        if self._state == "naming" and self._generator not in self._dead and self._ticks:
+            self._was_patient(GENERATOR_SECONDS, f"rank {self._generator} named no session")
         assert not self._scoring(), "a session is made while a rank scores"
         self._generation, self._generator, self._state = generation, rank, "naming"
+        self._since = (self.play.now, self.play.time_away)
         self._identity, self._broken = b"", False
         for ranks in (self.members, self._told, self._joined, self._aborted):
             ranks.clear()
@@ -167,7 +180,7 @@ class SessionLaws:
             f"{order.ranks} are not all that live"
         )
         assert rank in order.ranks and rank not in self._told, f"rank {rank} is told twice of {order.generation}"
-        self._state = "joining"
+        self._state, self._since = "joining", (self.play.now, self.play.time_away)
         self.members |= set(order.ranks)
         self._told.add(rank)
 
@@ -217,6 +230,11 @@ class SessionLaws:
             left = self.members - self._dead - self._aborted
             assert not left, f"session {self._generation} is over ({why}), and {sorted(left)} were not told"
 
+    def _was_patient(self, seconds: float, what: str) -> None:
+        at, away = self._since
+        waited = self.play.now - at - (self.play.time_away - away)
+        assert waited >= seconds - 1e-6, f"{what}, and had {waited:g} s for it"
+
     def _scoring(self) -> bool:
         march = self.play.cohort.march
         return march is not None and any(map(march.world.lives, march.evaluations.pending.values()))
@@ -232,5 +250,8 @@ class SessionLaws:
         waits = march.phase == "forming" or march.cycle.open is not None
         deadline = march.bounds.deadline()
         assert deadline is not None or not waits, "L6: nothing bounds the wait for the others"
+        longest = LONGEST_WAIT
+        if isinstance(march.plane, Collectives):
+            longest = {"naming": GENERATOR_SECONDS, "joining": JOIN_SECONDS}.get(march.plane.session.state, longest)
         if waits and deadline is not None:
-            assert deadline - self.play.now < LONGEST_WAIT, f"L6: {deadline - self.play.now:.0f} s are waited for"
+            assert deadline - self.play.now < longest + 1e-6, f"L6: {deadline - self.play.now:.0f} s are waited for"

@@ -22,6 +22,7 @@ from wire.messages import (
     SessionIdGenerated,
     SessionJoined,
     SessionLost,
+    Shutdown,
     SyncCommitted,
     Synced,
     SyncNow,
@@ -58,10 +59,16 @@ class Syncing:
         self._session: NewSession | None = None
         self._joined = False
 
+    def hears(self, message: Message) -> bool:
+        """Inside of a collective a rank hears only what ends it; all else waits for that."""
+        return self.inside is None or isinstance(message, AbortSession | NewSession | RequestSessionId | Shutdown)
+
     def receive(self, message: Message) -> None:
         """Do what the controller says."""
         match message:
             case RequestSessionId(generation=generation):
+                if self._session is not None and self._session.generation < generation:
+                    self.drop()
                 if self.mute:
                     self.mute -= 1
                     return
@@ -86,6 +93,7 @@ class Syncing:
             self._played.setting.network.leave(self.inside, self._played.rank)
         self.inside = self._session = None
         self._joined = False
+        self._played.catch_up()
 
     def sum(self, order: SyncNow, packed: Packed) -> None:
         """Average with the others what was packed."""
@@ -140,6 +148,7 @@ class Syncing:
         assert self._session is not None
         self.inside, self._joined = None, True
         self._say(SessionJoined(self._session.generation, TRANSPORT))
+        self._played.catch_up()
 
     def _has_sum(self, order: SyncNow, meeting: Meeting) -> None:
         rank, key = self._played.rank, (order.round, order.attempt)
@@ -147,6 +156,7 @@ class Syncing:
         if meeting.spoilt:
             if rank in meeting.spoilt:
                 self._say(SyncRefused(*key, element=0, value="nan"))
+            self._played.catch_up()
             return
         assert meeting.result is not None
         self.summed = key, meeting.result
@@ -156,6 +166,7 @@ class Syncing:
             self.crooked -= 1
             report = replace(report, total_steps=report.total_steps + 1)
         self._say(report)
+        self._played.catch_up()
 
     def _say(self, message: Message) -> None:
         played = self._played
