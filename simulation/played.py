@@ -43,7 +43,7 @@ Batch = tuple[int, int, int]
 
 @dataclass
 class PlayedHost:
-    """One host: a link, its devices, its line to the controller, and whether it still beats."""
+    """One host: a link, its devices, its line to the controller, and whether it and its relay still beat."""
 
     name: str
     link: int
@@ -54,6 +54,7 @@ class PlayedHost:
     alive: bool = True
     told: list[Any] = field(default_factory=list)
     ranks: list[PlayedRank] = field(default_factory=list)
+    relay_stopped: bool = False
 
     @property
     def address(self) -> str:

@@ -33,6 +33,7 @@ from backend.core.vocabulary import (
     Record,
     Refused,
     RelayAttached,
+    RelayHeard,
     SendHost,
     SendRank,
     SendRelay,
@@ -366,6 +367,13 @@ class Theatre(Faults):
     def attach(self, host: PlayedHost) -> None:
         """Both links of the host's relay are up."""
         self.feed(RelayAttached(host.host))
+        self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
+
+    def relay_beats(self, host: PlayedHost) -> None:
+        """Its relay shows that it runs, for as long as it does."""
+        if host.alive and not host.relay_stopped and self.end is None:
+            self.feed(RelayHeard(host.host))
+            self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
 
     def _to_rank(self, effect: SendRank) -> None:
         played = self.ranks.get(effect.rank)
