@@ -134,11 +134,7 @@ class Theatre(Faults):
             Record: self._record,
             Refused: self.refused.append,
             End: self._ended,
-            CloseLink: lambda effect: None,
-            DropHost: lambda effect: None,
-            ExpectRelays: lambda effect: None,
-            OpenCheckpoint: lambda effect: None,
-            KeepState: lambda effect: None,
+            **dict.fromkeys((CloseLink, DropHost, ExpectRelays, OpenCheckpoint, KeepState), lambda effect: None),
         }
 
     # ------------------------------------------------------------------------------------------- for stories
