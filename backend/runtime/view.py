@@ -152,6 +152,7 @@ def _frame(run: Row) -> View:
         "checkpoint_trouble": "",
         "not_durable": "",
         "round_stages": {},
+        "session": None,
         "deaths": [],
         "checkpoints": [],
         "ending": None,

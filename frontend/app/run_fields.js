@@ -20,14 +20,14 @@ export const MODES = [
     key: "nccl_cadence",
     title: "NCCL cadence",
     text:
-      "Like cadence, but the GPUs average among themselves. Needs one vendor's GPUs, one NCCL release, hosts that " +
-      "reach each other, and room for two more copies of the model on each device.",
+      "Like cadence, but the devices average among themselves. Needs GPUs of one vendor with one NCCL release (or " +
+      "CPUs alone), hosts that reach each other, and room on each device for two more copies of the model.",
   },
   {
     key: "nccl_sync",
     title: "NCCL sync",
     text:
-      "Every GPU does one batch, then all average among themselves. Needs what NCCL cadence needs, and devices of " +
+      "Each device does one batch, then all average among themselves. Needs what NCCL cadence needs, and devices of " +
       "equal speed.",
   },
 ];

@@ -2,7 +2,7 @@
 
 /** Where a session stands: {state, generator, generation} -> a few words. */
 export function turns({ state, generator }) {
-  if (state === "id") return Number.isInteger(generator) ? `Rank ${generator} makes its identity` : "Its identity is made";
+  if (state === "naming") return Number.isInteger(generator) ? `Rank ${generator} makes its identity` : "Its identity is made";
   return { none: "None yet", joining: "Ranks are joining", live: "Live" }[state] ?? String(state);
 }
 

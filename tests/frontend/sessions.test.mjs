@@ -15,8 +15,8 @@ test("ranks that talk alike are told together, neighbours as a stretch", () => {
 
 for (const [session, wanted] of [
   [{ state: "none", generator: null }, "None yet"],
-  [{ state: "id", generator: 0 }, "Rank 0 makes its identity"],
-  [{ state: "id", generator: null }, "Its identity is made"],
+  [{ state: "naming", generator: 0 }, "Rank 0 makes its identity"],
+  [{ state: "naming", generator: null }, "Its identity is made"],
   [{ state: "joining", generator: 1 }, "Ranks are joining"],
   [{ state: "live", generator: 1 }, "Live"],
   [{ state: "breaking", generator: 1 }, "breaking"],
