@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -12,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import statistics
 
 from backend.demo import WARM_UP_ROUNDS
 from benchmarks.collective_ranks import Layout
@@ -152,9 +151,7 @@ def _step_alone(course: Course) -> dict[str, Any]:
     program += ["--params", json.dumps(course.params), "--batch-size", str(course.batch_size)]
     program += ["--device", course.place.device_of(0)]
     try:
-        done = subprocess.run(
-            program, cwd=ROOT, capture_output=True, text=True, timeout=STEP_SECONDS, check=True
-        )
+        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=STEP_SECONDS, check=True)
     except subprocess.TimeoutExpired as error:
         raise EntryFailed(f"steps alone took longer than {STEP_SECONDS:g} s") from error
     except subprocess.CalledProcessError as error:

@@ -61,9 +61,9 @@ def training(found: dict[str, Any]) -> list[str]:
     ms = ", ".join(f"{one:g}" for one in found["ms"])
     lines = [
         f"{found['job']} ({found['parameters'] / 1e6:.1f} M parameters) through controller and agents, emulated speeds",
-        f"of {ms} ms a batch; a step alone takes {found['step_ms']:.1f} ms here. Rounds after the third; pauses between",
-        f"rounds (evaluation) do not count. Solo rates: {found['ideal']:.0f} samples/s. Loss is of the held-out text",
-        f"after {found['samples']} samples. {found['seeds']} seed(s); least to most in brackets.",
+        f"of {ms} ms a batch; a step alone takes {found['step_ms']:.1f} ms here. Rounds after the third; what lies",
+        f"between them (evaluation) does not count. Solo rates: {found['ideal']:.0f} samples/s. Loss is of the",
+        f"held-out text after {found['samples']} samples. {found['seeds']} seed(s); least to most in brackets.",
         "",
         "| mode | samples/s | of solo rates | idle by rank | round ms | rounds | loss |",
         "|---|---:|---:|---|---:|---:|---:|",

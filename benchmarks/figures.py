@@ -112,8 +112,9 @@ def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None
 
 def table(entries: Sequence[dict[str, Any]], target: float) -> list[str]:
     """Lines of a Markdown table, one entry each; those that failed say why below it."""
+    head = ("entry", "samples/s", "of solo rates", "idle by rank", f"s to {target:.0%}")
     lines = [
-        f"| entry | samples/s | of solo rates | idle by rank | s to {target:.0%} | final accuracy | loss | s in all | load |",
+        f"| {' | '.join((*head, 'final accuracy', 'loss', 's in all', 'load'))} |",
         "|---|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
     failed = []

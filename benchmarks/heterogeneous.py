@@ -102,7 +102,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         kind = images.lay_out(data, QUICK_SAMPLES if options.quick else None)
         for speeds in chosen:
             ms = tuple(options.base_ms * factor for factor in SPEEDS[speeds])
-            entries = [_entry(title, run, _task(options, ms, data, place, gpus), options) for title, run in runners.items()]
+            entries = [
+                _entry(title, run, _task(options, ms, data, place, gpus), options) for title, run in runners.items()
+            ]
             worlds.append(
                 {"speeds": speeds, "ms": ms, "ideal": options.batch_size * solo_rates(ms), "entries": entries}
             )

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from threading import Timer
 from typing import Any, Self
 
@@ -92,10 +92,8 @@ def durations(answers: Sequence[dict[str, Any]]) -> list[float]:
 def end(process: subprocess.Popen[Any]) -> None:
     """Close its stdin, and kill it if it does not end."""
     if process.stdin is not None:
-        try:
+        with suppress(BrokenPipeError):  # it ended first
             process.stdin.close()
-        except BrokenPipeError:
-            pass  # it ended first
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:
