@@ -258,23 +258,6 @@ class RunSummary(Answer):
     deaths: int = 0
 
 
-class Session(Answer):
-    """The communicator of the ranks in a mode in which they sum among themselves; others have none."""
-
-    generation: int
-    """of the session at hand, from 0"""
-    state: Literal["none", "naming", "joining", "live"]
-    """none; its identity is being made; its ranks are joining; all of them have joined"""
-    generator: int | None
-    """the rank that makes the identity"""
-    transports: dict[str, str]
-    """how each rank that has joined sums: library, release and interface"""
-    rebuilds: int
-    """sessions that took the place of one that broke"""
-    reason: str
-    """why it was made"""
-
-
 class RunView(Answer):
     """All of a run, live or from history. ``epoch`` counts from 0, ``round`` is the next one to close."""
 

@@ -153,7 +153,6 @@ def _frame(run: Row) -> View:
         "not_durable": "",
         "session": None,
         "round_stages": {},
-        "session": None,
         "deaths": [],
         "checkpoints": [],
         "ending": None,
