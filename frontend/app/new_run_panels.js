@@ -159,7 +159,7 @@ function Cards({ legend, options, value, onPick, problem }) {
     </label>
   `;
   return html`
-    <fieldset class=${`cards ${options.length > 2 ? "cards-3" : ""}`}>
+    <fieldset class=${`cards ${options.length === 3 ? "cards-3" : options.length > 3 ? "cards-more" : ""}`}>
       <legend class="offscreen">${legend}</legend>
       ${options.map(card)}
     </fieldset>

@@ -19,11 +19,11 @@ export function SessionPanel({ live }) {
         <//>
         <${Fact} name="Generation">${count(session.generation)}<//>
         <${Fact} name="Made anew">${count(session.rebuilds)} ×<//>
+        ${session.reason && html`<${Fact} name="Because">${session.reason}<//>`}
         ${talk(session.transports).map(
           ([transport, ranks]) => html`<${Fact} key=${transport} name=${transport}><span class="tabular">${ranks}</span><//>`,
         )}
       </dl>
-      ${session.reason && html`<p class="session-reason">${session.reason}</p>`}
     <//>
   `;
 }
