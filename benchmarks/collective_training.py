@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -25,9 +26,9 @@ SLOWER = (1.0, 2.0)
 """how much slower each rank is than the first"""
 SIZES = {
     "cuda": {"layers": 6, "heads": 8, "width": 512, "context": 256},
-    "cpu": {"layers": 1, "heads": 2, "width": 32, "context": 128},
+    "cpu": {"layers": 1, "heads": 2, "width": 32, "context": 64},
 }
-BATCH_SIZE = {"cuda": 48, "cpu": 64}
+BATCH_SIZE = {"cuda": 48, "cpu": 32}
 BASE_MS = {"cuda": 60.0, "cpu": 40.0}
 STEP_SECONDS = 120.0
 
@@ -150,8 +151,9 @@ def _step_alone(course: Course) -> dict[str, Any]:
     program = [sys.executable, "-m", "benchmarks.peers.step", "--job", JOB, "--job-dir", str(ROOT)]
     program += ["--params", json.dumps(course.params), "--batch-size", str(course.batch_size)]
     program += ["--device", course.place.device_of(0)]
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     try:
-        done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=STEP_SECONDS, check=True)
+        done = subprocess.run(program, env=own, capture_output=True, text=True, timeout=STEP_SECONDS, check=True)
     except subprocess.TimeoutExpired as error:
         raise EntryFailed(f"steps alone took longer than {STEP_SECONDS:g} s") from error
     except subprocess.CalledProcessError as error:

@@ -60,7 +60,7 @@ def training(found: dict[str, Any]) -> list[str]:
     """Lines of the table by mode; the runs of all seeds together."""
     ms = ", ".join(f"{one:g}" for one in found["ms"])
     lines = [
-        f"{found['job']} ({found['parameters'] / 1e6:.1f} M parameters) through controller and agents, emulated speeds",
+        f"{found['job']} ({found['parameters'] / 1e6:.3g} M parameters) through controller and agents, emulated speeds",
         f"of {ms} ms a batch; a step alone takes {found['step_ms']:.1f} ms here. Rounds after the third; what lies",
         f"between them (evaluation) does not count. Solo rates: {found['ideal']:.0f} samples/s. Loss is of the",
         f"held-out text after {found['samples']} samples. {found['seeds']} seed(s); least to most in brackets.",
