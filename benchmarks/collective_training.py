@@ -25,19 +25,21 @@ MODES = ("nccl_cadence", "nccl_sync", "cpu_cadence")
 SLOWER = (1.0, 2.0)
 """how much slower each rank is than the first"""
 SIZES = {
-    "cuda": {"layers": 6, "heads": 8, "width": 512, "context": 256},
+    "cuda": {"layers": 4, "heads": 6, "width": 384, "context": 256},
     "cpu": {"layers": 1, "heads": 2, "width": 32, "context": 64},
 }
-BATCH_SIZE = {"cuda": 48, "cpu": 32}
-BASE_MS = {"cuda": 60.0, "cpu": 40.0}
+"""steps of some 25 ms on an H200"""
+BATCH_SIZE = {"cuda": 64, "cpu": 32}
+BASE_MS = {"cuda": 70.0, "cpu": 40.0}
+"""room for both ranks' steps on one GPU"""
 STEP_SECONDS = 120.0
 
 
 def add_course_options(parser: argparse.ArgumentParser) -> None:
     """Options of the training."""
     parser.add_argument("--modes", default=",".join(MODES), help="of training (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=2, help="runs of each mode (default: %(default)s)")
-    parser.add_argument("--epochs", type=int, default=2, help="of training (default: %(default)s)")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each mode (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=3, help="of training (default: %(default)s)")
     parser.add_argument("--base-ms", type=float, help=f"of the fast rank's batch (default: {BASE_MS['cuda']:g})")
     parser.add_argument("--batch-size", type=int, help=f"(default: {BATCH_SIZE['cuda']})")
     parser.add_argument("--params", default="{}", help="JSON, beyond the job's size here (default: %(default)s)")
