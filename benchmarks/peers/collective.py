@@ -57,6 +57,9 @@ class Rank:
         self.shm = shm
         self.sizes = 0
         self.rounds = 0
+        self.flat: FlatModel | None = None
+        self.collective: Collective | None = None
+        self.target = self.buffer = torch.empty(0)
         host, _, port = options.meet.rpartition(":")
         store = TCPStore(host, int(port), self.world, is_master=self.rank == 0)
         dist.init_process_group("gloo", store=PrefixStore("torch", store), rank=self.rank, world_size=self.world)
@@ -76,8 +79,10 @@ class Rank:
 
     def model(self, params: int, buffers: int) -> dict[str, Any]:
         """Have vectors of this size, and those of the other contenders."""
-        self.collective = None
+        self.collective = self.flat = None
         self.target = self.buffer = torch.empty(0)
+        for file in self.shm.iterdir():
+            file.unlink()
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -91,8 +96,8 @@ class Rank:
         self.flat = FlatModel(arena, self.device)
         self.collective = Collective(self.flat, gamma=1.0)
         self.collective.begin()
-        self.target = torch.empty_like(self.flat.vector)
-        self.buffer = torch.empty_like(self.flat.vector)
+        self.target = torch.zeros_like(self.flat.vector)
+        self.buffer = torch.zeros_like(self.flat.vector)
         return {"transport": self.session.transport}
 
     def ours(self) -> dict[str, float]:
@@ -112,6 +117,7 @@ class Rank:
 
     def bare(self) -> None:
         """One sum of the whole vector on the session's communicator."""
+        assert self.flat is not None
         self.session.average(self.flat.vector, self.target, 1.0 / self.world)
 
     def theirs(self) -> None:
@@ -173,7 +179,8 @@ def main() -> None:
     parser.add_argument("--device", required=True, help="as torch names it")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir="/dev/shm") as name:
+    place = None if options.device.startswith("cuda") else "/dev/shm"  # where arenas are; on a GPU nobody reads them
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=place) as name:
         rank = Rank(options, Path(name))
         print(json.dumps({"ready": options.rank}), flush=True)
         for line in sys.stdin:
