@@ -38,12 +38,14 @@ class Bounds:
     def deadline(self) -> float | None:
         """When something must have happened, silence of hosts apart."""
         march = self._march
+        waits = [march.plane.deadline()]
         if march.phase == "forming":
-            return march.forming.deadline
-        waits = [self._round_deadline(), march.checkpoints.deadline()]
+            waits.append(march.forming.deadline)
+            return min(at for at in waits if at is not None)
+        waits += [self._round_deadline(), march.checkpoints.deadline()]
         if march.ending is None:
             waits.append(march.training.watch.next_deadline())
-        elif waits[0] is None and march.ending.timed(bool(march.evaluations.pending)):
+        elif march.cycle.open is None and march.ending.timed(bool(march.evaluations.pending)):
             waits.append(march.ending.deadline)
         return min((at for at in waits if at is not None), default=None)
 
@@ -53,6 +55,7 @@ class Bounds:
         march.forming.deadline += seconds
         march.training.watch.lagged(seconds)
         march.checkpoints.lagged(seconds)
+        march.plane.lagged(seconds)
         if march.ending is not None:
             march.ending.deadline += seconds
         if march.cycle.open is not None:
@@ -63,6 +66,7 @@ class Bounds:
         march = self._march
         for host in march.liveness.late(now):
             march.losses.host(march.world.hosts[host], f"no sign of life for {march.liveness.timeout:g} s", now)
+        march.plane.watch(now)
         if march.end is not None:
             return
         march.out += march.checkpoints.expire(now)
@@ -117,7 +121,8 @@ class Bounds:
         what = f"no batch within {waited:.0f} s"
         moving = [rank for rank in march.world.alive() if rank not in ranks]
         size = len(march.world.ranks)
-        after = tolerance(len(march.world.dead()) + len(ranks), size, march.config.max_failure)
+        gone, limit = len(march.world.dead()) + len(ranks), march.config.max_failure
+        after = tolerance(gone, size, limit, collective=march.plane.collective)
         if moving and not after.stop:
             waits = march.training.watch.waited
             hung = [Casualty(rank, f"TrainStall: {what}", detect_seconds=waits(rank, now)) for rank in ranks]

@@ -374,6 +374,8 @@ class Cohort:
                 seat.failure = message
             case Exiting():
                 pass  # what its exit means, its process' end will say
+            case _ if march.plane.heard(rank, message, now):
+                pass
             case _:
                 what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
                 march.losses.ranks([Casualty(rank, what)], now)

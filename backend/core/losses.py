@@ -83,13 +83,15 @@ class Losses:
 
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         march = self._march
-        verdict = tolerance(len(march.world.dead()), len(march.world.ranks), march.config.max_failure)
+        deaths, size, limit = len(march.world.dead()), len(march.world.ranks), march.config.max_failure
+        verdict = tolerance(deaths, size, limit, collective=march.plane.collective)
         reason = verdict.reason + march.refusals.epitaph(dead)
+        march.out += march.plane.bereaved(dead, now)
         current = march.cycle.open
         if current is not None and current.finished is None and current.ranks & dead:
             why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
             hosts = march.world.alive_by_host()
-            march.out += march.cycle.abandon(reason) if verdict.stop else march.cycle.retry(hosts, why)
+            march.out += march.cycle.abandon(reason) if verdict.stop else march.cycle.retry(hosts, why, now)
         substitute = march.errands.rank()
         for rank in sorted(dead):
             asked = march.evaluations.rank_died(rank, substitute)

@@ -254,6 +254,8 @@ class WriteCheckpoint:
     manifest: dict[str, Any]
     keep: int
     """complete checkpoints that may stay, this one included; -1 all"""
+    consensus_of: int | None = None
+    """the rank whose state holds the consensus; none when the reduce plane does"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,7 +248,7 @@ class TestTheDoor:
             ({"start_mode": "hybrid", "quorum": 3, "target": 2}, "target_below_quorum"),
             ({"window_seconds": 100, "cap_seconds": 50}, "cap_below_window"),
             ({"target": 4}, "manual_with_target"),
-            ({"mode": "nccl_cadence"}, "mode_unavailable"),
+            ({"mode": "nccl_async"}, "async_needs_cpu"),
         ],
     )
     def test_a_bad_window_is_refused_when_the_run_is_created(
