@@ -94,6 +94,7 @@ class Leave:
     reason: str
     fenced: bool
 
+
 # ------------------------------------------------------------------------------------- the collective plane
 
 

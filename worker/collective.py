@@ -135,7 +135,9 @@ class Collective:
         self.flat.scatter()
         self._base, self._spare = after, unused
         text = checksum(after) if hashed else ""
-        pre, delta, post = torch.stack(squares).sqrt().tolist()  # waits for the device: the next batch is timed from here
+        pre, delta, post = (
+            torch.stack(squares).sqrt().tolist()
+        )  # waits for the device: the next batch is timed from here
         return AdoptResult(delta / post if post > _NOTHING else 0.0, pre, post, text)
 
     def consensus(self) -> Tensor | None:
@@ -145,9 +147,7 @@ class Collective:
 
     # ------------------------------------------------------------------------------------------- the collectives
 
-    def _count(
-        self, session: Communicator, place: Place, steps: int, name: SyncName
-    ) -> tuple[list[int], list[int]]:
+    def _count(self, session: Communicator, place: Place, steps: int, name: SyncName) -> tuple[list[int], list[int]]:
         values = [0] * (2 * place.size)
         values[place.index] = steps
         values[place.size + place.index] = int(self._spoilt is not None)

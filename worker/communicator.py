@@ -22,6 +22,8 @@ COLLECTIVE_SECONDS = 600.0
 ABORT_SECONDS = 5.0
 """at most, until a communicator is given up"""
 _LONGEST_PAUSE = 0.001
+JOINING, ABORTING = "join session", "abort session"
+"""names of threads that wait for a library"""
 
 
 class Aborted(Exception):
@@ -108,8 +110,21 @@ class Library(Protocol):
 
 def bounded(act: Callable[[], None], seconds: float, stuck: str) -> None:
     """Do something that may hang, in a thread of its own. Raises ``AbortStuck`` with this text when it does."""
-    thread = threading.Thread(target=act, name="abort", daemon=True)
+    thread = threading.Thread(target=act, name=ABORTING, daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
         raise AbortStuck(stuck)
+
+
+def leave_behind(what: object) -> None:
+    """Keep something whose end would hang."""
+    _behind.append(what)
+
+
+def hangs() -> bool:
+    """Whether something of a library still runs here, so that the process must end without waiting for it."""
+    return bool(_behind) or any(thread.name in (JOINING, ABORTING) for thread in threading.enumerate())
+
+
+_behind: list[object] = []

@@ -109,10 +109,11 @@ class Control:
     """State of one rank. Steps are optimizer steps; ``steps_since_round`` is the realized work of the open
     window."""
 
-    def __init__(self, rank: int, gamma: float, *, overlap: bool = False) -> None:
+    def __init__(self, rank: int, gamma: float, *, overlap: bool = False, collective: bool = False) -> None:
         self.rank = rank
         self.gamma = gamma
         self.overlap = overlap
+        self._collective = collective
         self.state = State.IDLE
         self.steps = 0
         self.steps_since_round = 0
@@ -125,7 +126,6 @@ class Control:
         self._excluded = False
         self._sync: SyncNow | None = None
         """the open round's, where ranks sum among themselves: its last attempt"""
-        self._synced = False
         self._last_round: int | None = None
         self._brings: int | None = None
         """whose consensus the initial broadcast brings"""
@@ -152,9 +152,9 @@ class Control:
                 return [Score(message.epoch)]
             case RequestLocalState():
                 return [SendLocal(message.checkpoint, message.consensus)]
-            case RequestSessionId() | NewSession() | AbortSession():
+            case RequestSessionId() | NewSession() | AbortSession() if self._collective:
                 return _session(message)
-            case SyncNow() | SyncCommitted():
+            case SyncNow() | SyncCommitted() if self._collective:
                 return self._sync_now(message) if isinstance(message, SyncNow) else self._commit_sync(message)
             case Rewind():
                 return self._rewind(message)
@@ -271,7 +271,7 @@ class Control:
         return [adopt, *self._resume()]
 
     def _sync_now(self, order: SyncNow) -> list[Action]:
-        if self._held is None or self._snapshot is not None:
+        if self._held is None:
             raise IllegalMessage(order, self.state, "the initial broadcast is not over")
         if self._last_round is not None and order.round <= self._last_round:
             raise IllegalMessage(order, self.state, f"round {self._last_round} is closed already")
@@ -296,7 +296,7 @@ class Control:
             raise IllegalMessage(commit, self.state, "this rank has no sum of that attempt")
         restart, self._excluded = self._excluded, False
         self.steps_since_round -= self._packed_steps
-        self._sync, self._synced = None, True
+        self._sync = None
         self._last_round = self._held = commit.round
         return [AdoptSync(commit.round, restart), *self._resume()]
 
@@ -310,7 +310,7 @@ class Control:
     def _rewind(self, message: Rewind) -> list[Action]:
         """The cohort starts from the last round again, as it did from the first: with an initial broadcast. Another
         controller may be lost before that: then it is the same round still."""
-        if self._held is None or self._synced or self._sync is not None:
+        if self._held is None or self._collective:
             raise IllegalMessage(message, self.state, "there is no round to go back to")
         back = Back(self._held, restart=self._excluded)
         self.state = State.IDLE

@@ -34,7 +34,7 @@ class Stretch:
 
 
 class FlatModel:
-    """One model's vector. ``vector`` is (elements + gaps,) f32: parameters up to ``params``, then buffers; gaps are 0."""
+    """One model's. ``vector`` is (elements + gaps,) f32: parameters up to ``params``, then buffers. Gaps are 0."""
 
     def __init__(self, arena: Arena, device: torch.device) -> None:
         self.arena = arena
@@ -65,14 +65,16 @@ class FlatModel:
         for spec, tensor in self.arena.tensors():
             slot = self._slots[spec.name]
             if at_home(tensor, slot):
-                torch.autograd.graph.increment_version(tensor)  # type: ignore[no-untyped-call]
+                torch.autograd.graph.increment_version(tensor)
             else:
                 copy_in_place(tensor, slot)
 
     def fill(self, vector: Tensor, values: FloatArray) -> None:
         """Write values in arena order, (arena elements,), into a vector like this one."""
         for stretch in self.stretches:
-            vector[stretch.vector].copy_(torch.from_numpy(values[stretch.arena].copy()))  # torch dislikes read-only ones
+            vector[stretch.vector].copy_(
+                torch.from_numpy(values[stretch.arena].copy())
+            )  # torch dislikes read-only ones
 
     def in_arena_order(self, vector: Tensor) -> Tensor:
         """A copy on the CPU, (arena elements,), of a vector like this one."""

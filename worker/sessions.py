@@ -1,4 +1,4 @@
-"""A rank's place in the cohort's session: one communicator at a time, made, joined and given up as the controller says."""
+"""A rank's place in the cohort's session: one communicator at a time, joined and given up as the controller says."""
 
 from __future__ import annotations
 
