@@ -41,6 +41,7 @@ from wire.messages import (
     Message,
     RankFailed,
     RankReady,
+    RelayHeartbeat,
     RequestParams,
     Rewind,
     RoundAborted,
@@ -133,6 +134,7 @@ class Relay:
             await first_to_end(
                 self._ports.serve(),
                 self._read_control(control),
+                self._beat(),
                 _patiently(self._write_control(control)),
                 _patiently(self._downloads.read(data)),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
@@ -207,6 +209,12 @@ class Relay:
                 self._fold.model = model
         if not any(self._rewinding[rank] for rank in self._fold.live):
             self._downloads.forget_older()
+
+    async def _beat(self) -> None:
+        """Show the controller that this process runs: its agent cannot know, and would beat on if it stood still."""
+        while True:
+            await asyncio.sleep(self._spec.heartbeat_seconds)
+            await self._to_controller.put((self._session, NO_RANK, RelayHeartbeat()))
 
     async def _write_control(self, control: ControllerLink) -> None:
         while True:

@@ -142,7 +142,7 @@ class Collectives:
             "generation": max(0, session.generation),
             "state": session.state,
             "generator": session.generator,
-            "transports": dict(session.joined),
+            "transports": {str(rank): text for rank, text in sorted(session.joined.items())},
             "rebuilds": session.rebuilds,
             "reason": session.reason,
         }
