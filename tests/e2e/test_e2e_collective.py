@@ -37,7 +37,11 @@ def bring(marchline: Stage, run: int, hosts: dict[str, int], env: dict[str, str]
 
 
 def rounds(marchline: Stage, run: int, count: int) -> dict[str, Any]:
-    return marchline.until(run, lambda view: view["round"] >= count, f"{count} rounds to close")
+    view = marchline.until(
+        run, lambda view: view["round"] >= count or view["phase"] == "failed", f"{count} rounds to close"
+    )
+    assert view["phase"] != "failed", marchline.story(run)
+    return view
 
 
 def sessions(marchline: Stage, run: int) -> list[str]:
