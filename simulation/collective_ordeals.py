@@ -65,9 +65,17 @@ def _strikes(script: Script, dice: random.Random) -> Iterator[Act]:
     ranks = script.ranks
     if dice.random() < 0.7:
         yield Act((dice.choice(["open", "open", "commit"]), dice.choice([0, 0, 1, 2])), ["kill", _rank(dice, ranks)])
-    if dice.random() < 0.08:  # and then nobody can make another one
+    if dice.random() < 0.12:  # and then nobody can make another one, or the controller looks away meanwhile
         act, unable = dice.choice(["mute", "outcast"]), dice.sample(range(ranks), min(ranks, dice.choice([1, ranks])))
         yield from (Act(("open", 0), [act, str(rank), "9"]) for rank in unable)
+        if dice.random() < 0.5:
+            yield Act((dice.choice(["name", "name", "join"]), 1), ["away", dice.choice(["1.5", "2.5"])])
+    elif dice.random() < 0.2:  # one hangs instead of joining, or dies when it has done its part
+        moment, number = dice.choice(
+            [("join", 1), ("name", 1), ("summed", 0), ("summed", 1), ("joined", 1), ("joined", 1)]
+        )
+        hangs = moment in ("join", "name")
+        yield Act((moment, number), ["hang", _rank(dice, ranks)] if hangs else ["kill", _nearest(script)])
     for _ in range(dice.choice([0, 1, 1, 2, 2, 3])):
         place = dice.choice(dice.choice([ROUNDS, SESSIONS, SESSIONS]))
         number = dice.choice([0, 0, 1, 2] if place in ROUNDS else [0, 1, 1, 1, 1, 2, 3])
@@ -76,6 +84,12 @@ def _strikes(script: Script, dice: random.Random) -> Iterator[Act]:
 
 def _rank(dice: random.Random, ranks: int) -> str:
     return str(dice.randrange(ranks))
+
+
+def _nearest(script: Script) -> str:
+    """A rank that is heard first, when all of them speak at once."""
+    near = min(script.hosts, key=lambda host: host.options.get("latency_ms", 1.0))
+    return str(sum(len(host.ms) for host in script.hosts[: script.hosts.index(near)]))
 
 
 def _what(dice: random.Random, script: Script) -> list[str]:

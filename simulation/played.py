@@ -44,7 +44,7 @@ LEAVING_SECONDS = 0.02
 
 @dataclass
 class PlayedHost:
-    """One host: a link, its devices, its line to the controller, and whether it still beats."""
+    """One host: a link, its devices, its line to the controller, and whether it and its relay still beat."""
 
     name: str
     link: int
@@ -55,6 +55,7 @@ class PlayedHost:
     alive: bool = True
     told: list[Any] = field(default_factory=list)
     ranks: list[PlayedRank] = field(default_factory=list)
+    relay_stopped: bool = False
 
     @property
     def address(self) -> str:
@@ -265,8 +266,7 @@ class PlayedRank:
         if self._stall:
             longer = self._stall * 1000
             cost = BatchCost(cost.compute_ms + longer, cost.data_ms, cost.solo_ms + longer)
-            self._elapsed += self._stall
-            self._stall = 0.0
+            self._elapsed, self._stall = self._elapsed + self._stall, 0.0
             setting.stage.at(self._started_at + self._elapsed, self._batch_done, chunk, cost, order=self.rank)
             return
         samples = min(setting.batch_size, chunk.offset + chunk.size - self._position)

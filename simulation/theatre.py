@@ -33,6 +33,7 @@ from backend.core.vocabulary import (
     Record,
     Refused,
     RelayAttached,
+    RelayHeard,
     SendHost,
     SendRank,
     SendRelay,
@@ -116,8 +117,7 @@ class Theatre(Faults):
         self.intercept: Callable[[Effect], bool] = lambda effect: False
         """answers True to swallow an effect: a lost message"""
         self.checkpoint_error = ""
-        self._check = check
-        self._seed = seed
+        self._check, self._seed = check, seed
         self._links = itertools.count(1)
         self._host_of_link: dict[int, PlayedHost] = {}
         self._host_of_number: dict[int, PlayedHost] = {}
@@ -137,11 +137,7 @@ class Theatre(Faults):
             Record: self._record,
             Refused: self.refused.append,
             End: self._ended,
-            CloseLink: lambda effect: None,
-            DropHost: lambda effect: None,
-            ExpectRelays: lambda effect: None,
-            OpenCheckpoint: lambda effect: None,
-            KeepState: lambda effect: None,
+            **dict.fromkeys((CloseLink, DropHost, ExpectRelays, OpenCheckpoint, KeepState), lambda effect: None),
         }
 
     # ------------------------------------------------------------------------------------------- for stories
@@ -279,8 +275,6 @@ class Theatre(Faults):
         cause = ExitCause(code=0, clean=True, last_step=played.steps)
         self.host_says(played.host, RankExited(rank=played.rank, cause=cause))
 
-    # ------------------------------------------------------------------------------------------------- parts
-
     def _perform(self, effect: Effect) -> None:
         for watcher in self.watchers:
             watcher.effect(self.stage.now, effect)
@@ -293,8 +287,7 @@ class Theatre(Faults):
             return self.cohort.handle(event, now)
         began = stopwatch()
         effects = self.cohort.handle(event, now)
-        seconds = stopwatch() - began
-        self.core_time.add(type(getattr(event, "message", event)).__name__, seconds)
+        self.core_time.add(type(getattr(event, "message", event)).__name__, stopwatch() - began)
         return effects
 
     def _next_deadline(self) -> float | None:
@@ -365,6 +358,13 @@ class Theatre(Faults):
     def attach(self, host: PlayedHost) -> None:
         """Both links of the host's relay are up."""
         self.feed(RelayAttached(host.host))
+        self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
+
+    def relay_beats(self, host: PlayedHost) -> None:
+        """Its relay shows that it runs, for as long as it does."""
+        if host.alive and not host.relay_stopped and self.end is None:
+            self.feed(RelayHeard(host.host))
+            self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
 
     def _say_to_rank(self, effect: SendRank) -> None:
         if isinstance(effect.message, SyncCommitted):

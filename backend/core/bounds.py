@@ -5,7 +5,7 @@
                              others go on or, when nobody else would be left or the run tolerates no more deaths,
                              the run is saved and stopped
     a round                  the run is saved and stopped as ReduceStall
-    a host's silence         its ranks are dead
+    the silence of a host    its ranks are dead; that is its agent's silence, or its relay's
 
 A rank that hangs counts as dead because the others wait for it and it has had its chance; its work returns to the pool
 and, should it wake, it is fenced like any zombie. When all that have work hang, the cause is hardly the ranks': ending
@@ -52,6 +52,7 @@ class Bounds:
     def lagged(self, seconds: float) -> None:
         """The controller was away for so long: what happened meanwhile is still unread, so every wait grows by it."""
         march = self._march
+        march.relays.lagged(seconds)
         march.forming.deadline += seconds
         march.training.watch.lagged(seconds)
         march.checkpoints.lagged(seconds)
@@ -66,6 +67,10 @@ class Bounds:
         march = self._march
         for host in march.liveness.late(now):
             march.losses.host(march.world.hosts[host], f"no sign of life for {march.liveness.timeout:g} s", now)
+        for host in march.relays.late(now):
+            silence = march.relays.silence(host, now)
+            reason = f"its relay was not heard for {march.relays.timeout:g} s"
+            march.losses.host(march.world.hosts[host], reason, now, silence)
         march.plane.watch(now)
         if march.end is not None:
             return

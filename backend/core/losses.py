@@ -39,13 +39,15 @@ class Losses:
         if why and march.ending is None and march.end is None:
             march.save_and_stop(SaveReason.REPEATED_FAILURE, why, now)
 
-    def host(self, seat: HostSeat, reason: str, now: float) -> None:
-        """The host is out, with every rank that it carried."""
+    def host(self, seat: HostSeat, reason: str, now: float, silence: float | None = None) -> None:
+        """The host is out, with every rank that it carried. ``silence``: for how many seconds nothing was heard of what
+        is lost; without it, of the host's agent."""
         march = self._march
         if seat.state in ("left", "lost"):
             return
-        silence = march.liveness.silence(seat.host, now)
+        silence = march.liveness.silence(seat.host, now) if silence is None else silence
         march.liveness.remove(seat.host)
+        march.relays.remove(seat.host)
         if march.leaving:
             seat.state = "left"
             for rank in seat.ranks:

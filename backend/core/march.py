@@ -64,6 +64,9 @@ class March:
         self.config = config
         self.world = world
         self.liveness = liveness
+        self.relays = Liveness(config.heartbeat_timeout_seconds + config.heartbeat_seconds)
+        """the same for relays, since agents are heard while their relay stands still; longer by a heartbeat, so that a
+        host that stands still as a whole is lost by that name"""
         self.layout = layout
         self.phase = "forming"
         self.stopping = ""
@@ -90,6 +93,16 @@ class March:
         self.ended_at: float | None = None
 
     # ------------------------------------------------------------------------------------------ what happens
+
+    def relay_attached(self, host: int, via: int | None, now: float) -> None:
+        """Both links of a host's relay are up; it is to be heard from now on."""
+        self.forming.relay_attached(host, via)
+        if self.world.hosts[host].state not in ("left", "lost"):
+            self.relays.add(host, now)
+
+    def deadlines(self) -> tuple[float | None, float | None]:
+        """When something must have happened, silence of agents apart."""
+        return self.relays.next_deadline(), self.bounds.deadline()
 
     def round_finished(self, event: RoundFinished, now: float) -> None:
         """The sum is complete: the samples behind it are accepted, and everybody adopts."""
@@ -148,7 +161,8 @@ class March:
         if self.ending is not None or self.stopping:
             return False
         self.stopping = by
-        text = f"{by} asked the run to stop: it ends when the round at hand is closed"
+        when = "its cohort is back and has saved" if self.phase == "forming" else "the round at hand is closed"
+        text = f"{by} asked the run to stop: it ends when {when}"
         self.event("stop_requested", text, "warning")
         return True
 
@@ -268,6 +282,10 @@ class March:
             seat.state = "training" if seat.state == "forming" else seat.state
         if self.forming.last_words:
             self.end_after("interrupted", self.forming.last_words, SaveReason.MAX_FAILURE_EXCEEDED, now)
+            return
+        if self.stopping and self.forming.brings is not None and not self.training.epoch_done:
+            why = f"Stopped by {self.stopping} after round {self.forming.brings}"
+            self.end_after("done", why, SaveReason.GRACEFUL_SHUTDOWN, now)
             return
         if self.training.pool is None:
             self.training.open_epoch(now)

@@ -45,15 +45,15 @@ class Session:
             "generation": max(0, self.generation),
             "state": self.state,
             "generator": self.generator,
-            "transports": dict(self.joined),
+            "transports": {str(rank): text for rank, text in sorted(self.joined.items())},
             "rebuilds": self.rebuilds,
             "reason": self.reason,
         }
 
     def check(self) -> None:
         """It waits for nobody without a deadline, and counts only once everybody has joined."""
-        assert self.state in ("none", "naming", "joining", "live"), self.state
-        waits = self.state in ("naming", "joining")
+        assert self.state in ("none", "naming", "joining", "live", "broken"), self.state
+        waits = self.state in ("naming", "joining", "broken")
         assert waits == (self.deadline is not None), f"a session that is {self.state} waits until {self.deadline}"
         assert self.joined.keys() <= set(self.ranks), f"{sorted(self.joined)} have joined a session of {self.ranks}"
         joined = len(self.joined) == len(self.ranks)
