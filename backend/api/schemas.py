@@ -145,6 +145,13 @@ class Rank(Answer):
     wait_seconds: float | None = None
     reduce_seconds: float | None = None
     rss_bytes: int | None = None
+    device_utilisation: int | None = None
+    """percent of the last moment in which its GPU was busy, by whomever; none on a CPU, and where nobody can tell"""
+    device_bytes: int | None = None
+    """memory of that GPU that is in use, by whomever"""
+    device_peak_bytes: int | None = None
+    """the most that the rank's own tensors took of it at once"""
+    device_total_bytes: int | None = None
 
 
 class Evaluation(Answer):

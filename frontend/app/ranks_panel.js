@@ -12,13 +12,15 @@ export function RanksPanel({ live, phase }) {
   const ranks = live.of("ranks").value ?? [];
   const many = ranks.length > MANY;
   const over = isEnded(phase);
+  const gpus = ranks.some((rank) => rank.device_total_bytes);
+  const columns = COLUMNS.filter((c) => (c === WINDOW ? !over : gpus || !GPU.includes(c)));
   const note = over ? "Totals over the whole run" : "Plan and progress of the window in hand; totals since the start";
   return html`
     <${Panel} title="Ranks" note=${note}>
       <div class=${many ? "tall-scroll" : ""} tabindex=${many ? 0 : undefined}>
         <${Table}
           caption="Ranks"
-          columns=${over ? COLUMNS.filter((c) => c !== WINDOW) : COLUMNS}
+          columns=${columns}
           rows=${ranks}
           keyOf=${(rank) => rank.rank}
           rowClass=${(rank) => (rank.state === "dead" ? "gone" : "")}
@@ -56,6 +58,25 @@ const done = (r) => html`
   <span title="batches done / planned">${count(r.realized ?? 0)} / ${count(r.planned ?? 0)}</span>
 `;
 
+/** How busy the rank's GPU is, as a figure and a bar. */
+const use = ({ device_utilisation: share }) =>
+  Number.isFinite(share)
+    ? html`<span class="use"><i class="use-bar" style=${{ "--share": `${share}%` }} aria-hidden="true" />${share} %</span>`
+    : MISSING;
+
+/** 41.2 of 141 GiB, with the rank's own peak behind it. */
+const held = (r) => {
+  if (!r.device_total_bytes || !r.device_bytes) return MISSING;
+  const peak = r.device_peak_bytes ? `; at its peak this rank's tensors took ${bytes(r.device_peak_bytes)}` : "";
+  return html`
+    <span title=${`In use on this GPU, by whomever${peak}`}>${bytes(r.device_bytes)} / ${bytes(r.device_total_bytes)}</span>
+  `;
+};
+
+const GPU = [
+  figures("GPU", use, (r) => r.device_utilisation),
+  figures("GPU memory", held, (r) => r.device_bytes),
+];
 const WINDOW = figures("Window", done, (r) => r.planned);
 const COLUMNS = [
   column("Rank", (r) => html`<strong>r${r.rank}</strong> ${r.anchor && ANCHOR}`, { sort: (r) => r.rank }),
@@ -69,4 +90,5 @@ const COLUMNS = [
   figures("Samples", (r) => count(r.samples), (r) => r.samples),
   figures("Loss", (r) => figure(r.loss), (r) => r.loss),
   figures("Memory", (r) => (r.rss_bytes ? bytes(r.rss_bytes) : MISSING), (r) => r.rss_bytes),
+  ...GPU,
 ];
