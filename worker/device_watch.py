@@ -78,7 +78,7 @@ class DeviceWatch:
 
 
 def _look(nvml: Any, uuid: str) -> DeviceReading:
-    """What can be read of it: a part of a GPU (MIG) has memory and no utilisation, one that fell off the bus nothing."""
+    """What can be read of it: a part of a GPU (MIG) has memory and no utilisation, one off the bus nothing."""
     utilisation = used = None
     with contextlib.suppress(Exception):
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from rank_rig import chunk_of, plan, start_rank
 from torch import nn
 
+from wire.messages import Shutdown
 from worker.job import Job, JobError, NoParams
 from worker.local_state import capture, restore
 from worker.trainer import Trainer
@@ -69,6 +71,16 @@ def test_the_jobs_own_autocast_goes_first(tmp_path: Path) -> None:
     one = trainer(tmp_path, "bf16", Own())
     one.step(1.0)
     assert one.job.seen == [torch.float32]
+
+
+def test_a_rank_trains_in_the_precision_of_its_plan(tmp_path: Path) -> None:
+    rig = start_rank(tmp_path, plan("regression.py:Regression", total_samples=64, precision="bf16"))
+    within = rig.workload.trainer.precision.autocast()
+    assert isinstance(within, torch.autocast)
+    assert within.fast_dtype == torch.bfloat16
+    assert all(done.loss is not None for done in rig.train(chunk_of(3)))
+    rig.send(Shutdown(reason=""))
+    rig.end()
 
 
 def scale(one: Trainer) -> float:

@@ -153,15 +153,18 @@ def test_a_dataset_that_leaves_the_process_does_so_from_the_thread_that_trains()
 
 
 def test_what_is_ahead_is_dropped_with_its_chunk_and_the_next_waits_for_it() -> None:
-    began, may_end, threads = threading.Event(), threading.Event(), []
+    began, following_made, threads = threading.Event(), threading.Event(), []
     asked: list[int] = []
+    together: list[bool] = []
 
     def make(cut: list[int]) -> list[int]:
         asked.append(cut[0])
         threads.append(threading.current_thread())
         if cut == [1]:
             began.set()
-            assert may_end.wait(PATIENCE)
+            together.append(following_made.wait(0.2))
+        if cut == [10]:
+            following_made.set()
         return cut
 
     ahead = ReadAhead(None)
@@ -170,10 +173,9 @@ def test_what_is_ahead_is_dropped_with_its_chunk_and_the_next_waits_for_it() -> 
     assert next(batches) == ([0], 1)
     assert began.wait(PATIENCE)
     batches.close()  # Rewind, or another plan
-    following = ahead.batches(make, iter([[10], [11]]))
-    may_end.set()
-    assert [batch for batch, _ in following] == [[10], [11]]
-    assert asked == [0, 1, 10, 11], "a dataset is never asked by two threads at once"
+    assert [batch for batch, _ in ahead.batches(make, iter([[10], [11]]))] == [[10], [11]]
+    assert asked == [0, 1, 10, 11]
+    assert together == [False], "a dataset is never asked by two threads at once"
     for thread in threads:
         thread.join(PATIENCE)
         assert not thread.is_alive()
