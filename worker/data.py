@@ -35,6 +35,8 @@ class Ahead(Protocol):
 
     def batches(self, make: Callable[[list[int]], Any], cuts: Iterator[list[int]]) -> Iterator[tuple[Any, int]]: ...
 
+    def close(self) -> None: ...
+
 
 class SampleFeed:
     """Serves chunks of an epoch's permutation as collated batches: each as it is asked for, unless ``ahead`` has it
@@ -71,6 +73,11 @@ class SampleFeed:
         if self.ahead is not None:
             return self.ahead.batches(self._make, cuts)
         return ((self._make(cut), len(cut)) for cut in cuts)
+
+    def close(self) -> None:
+        """Nothing more is asked for."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     def _make(self, indices: list[int]) -> Any:
         try:

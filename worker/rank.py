@@ -79,6 +79,7 @@ def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
     )
     seed_everything(plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
     order = TrainingLoop(control, link, workload, progress, options).run()
+    workload.feed.close()
     if order.fenced:
         raise Fenced(f"the cohort goes on without this rank: {order.reason}")
 

@@ -25,6 +25,9 @@ from worker.nests import map_tensors
 AHEAD = 2
 """batches beyond the one that trains: one that is ready, and one in the making"""
 
+LEAVE_SECONDS = 2.0
+"""for a dataset that is in the middle of a sample"""
+
 Make = Callable[[list[int]], Any]
 Orders = SimpleQueue[tuple["Future[Any]", list[int]] | None]
 
@@ -64,6 +67,7 @@ class ReadAhead:
         self.in_line: bool | None = None
         """whether making batches and training on them draw from one generator, which takes turns; not known at first"""
         self._upload = upload
+        self._orders: Orders = SimpleQueue()
         self._thread: Thread | None = None
 
     def batches(self, make: Make, cuts: Iterator[list[int]]) -> Iterator[tuple[Any, int]]:
@@ -75,6 +79,13 @@ class ReadAhead:
                 yield self._finish(self._begin(make, cut)), len(cut)
         else:
             yield from self._ahead(make, cuts)
+
+    def close(self) -> None:
+        """Nothing more is asked for: returns when the thread is out of the dataset and the driver, which must not be
+        taken down under it, or after ``LEAVE_SECONDS``."""
+        self._orders.put(None)
+        if self._thread is not None:
+            self._thread.join(LEAVE_SECONDS)
 
     def _watched(self, make: Make, cuts: Iterator[list[int]]) -> Iterator[tuple[Any, int]]:
         """The first batch in line, to see who draws from what. A chunk of one batch does not tell: the next is watched
@@ -88,7 +99,7 @@ class ReadAhead:
             self.in_line = any(before[name] != made[name] != trained[name] for name in before)
 
     def _ahead(self, make: Make, cuts: Iterator[list[int]]) -> Iterator[tuple[Any, int]]:
-        orders: Orders = SimpleQueue()
+        orders = self._orders = SimpleQueue()
         waiting: deque[tuple[Future[Any], int]] = deque()
 
         def order(count: int) -> None:

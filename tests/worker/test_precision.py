@@ -74,7 +74,7 @@ def test_the_jobs_own_autocast_goes_first(tmp_path: Path) -> None:
 
 
 def test_a_rank_trains_in_the_precision_of_its_plan(tmp_path: Path) -> None:
-    rig = start_rank(tmp_path, plan("regression.py:Regression", total_samples=64, precision="bf16"))
+    rig = start_rank(tmp_path, plan("regression.py:Regression", total_samples=256, precision="bf16"))
     within = rig.workload.trainer.precision.autocast()
     assert isinstance(within, torch.autocast)
     assert within.fast_dtype == torch.bfloat16

@@ -181,6 +181,31 @@ def test_what_is_ahead_is_dropped_with_its_chunk_and_the_next_waits_for_it() -> 
         assert not thread.is_alive()
 
 
+def test_whoever_leaves_in_the_middle_of_a_chunk_waits_for_the_sample_in_hand() -> None:
+    began, may_end = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def make(cut: list[int]) -> list[int]:
+        if cut == [1]:
+            began.set()
+            assert may_end.wait(PATIENCE)
+        done.append(cut[0])
+        return cut
+
+    ahead = ReadAhead(None)
+    ahead.in_line = False
+    batches = ahead.batches(make, iter([[n] for n in range(6)]))
+    assert next(batches) == ([0], 1)
+    assert began.wait(PATIENCE)
+    batches.close()
+    leaving = threading.Timer(0.05, may_end.set)
+    leaving.start()
+    ahead.close()
+    assert done == [0, 1]
+    leaving.join()
+    ReadAhead(None).close()
+
+
 def test_chunks_of_one_batch_go_in_line() -> None:
     ahead = ReadAhead(None)
     for n in range(5):
