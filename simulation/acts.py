@@ -4,6 +4,7 @@ Besides those that ``script`` explains, these need ``run wires=1``:
 
     at T hang RANK [SECONDS]          its process stands still (for good), while its agent beats on
     at T freeze NAME [SECONDS]        the whole machine does, and goes on afterwards as if nothing had been
+    at T stop_relay NAME [SECONDS]    its relay does, while its agent beats on
     at T cut NAME up|down|both SECONDS
                                       nothing passes; what was sent arrives afterwards, in order
     at T reset NAME                   its join link is reset; ``relay`` resets its relay's, ``unplug`` all
@@ -34,7 +35,7 @@ Perform = Callable[["Script", Theatre, list[str]], object]
 
 OPERATOR = ("start", "stop", "abort", "extend", "turn_away", "change", "save")
 RANK_ACTS = ("kill", "quit", "deaf", "nan", "speed", "pause", "hang", "lose", "double")
-HOST_ACTS = ("unplug", "freeze", "relay", "poison", "cut", "reset", "slow", "leave")
+HOST_ACTS = ("unplug", "freeze", "relay", "stop_relay", "poison", "cut", "reset", "slow", "leave")
 
 
 def _operate(act: str, **kinds: type) -> Perform:
@@ -120,6 +121,7 @@ ACTS: dict[str, Perform] = {
     "unplug": _to_host(lambda play, name: play.unplug(name)),
     "freeze": _to_host(lambda play, name, *seconds: play.freeze(name, *seconds), float),
     "relay": _to_host(lambda play, name: play.lose_relay(name)),
+    "stop_relay": _to_host(lambda play, name, *seconds: play.stop_relay(name, *seconds), float),
     "poison": _to_host(Theatre.poison),
     "cut": _to_host(Ordeal.partition, str, float),
     "reset": _to_host(Ordeal.lose_join),

@@ -87,15 +87,15 @@ def accepts_the_newest(real: Function) -> Function:
 
 @mutant(Cycle, "retry", "early requeue: the dead's samples return while the attempt that holds them goes on")
 def never_retries(real: Function) -> Function:
-    return lambda cycle, hosts, reason: []
+    return lambda cycle, hosts, reason, now: []
 
 
 @mutant(Cycle, "retry", "the survivors' attempt has the number of the one before")
 def retries_under_the_old_number(real: Function) -> Function:
-    def retry(cycle: Cycle, hosts: Any, reason: str) -> Any:
+    def retry(cycle: Cycle, hosts: Any, reason: str, now: float) -> Any:
         assert cycle.open is not None
         cycle.open.attempt -= 1
-        return real(cycle, hosts, reason)
+        return real(cycle, hosts, reason, now)
 
     return retry
 

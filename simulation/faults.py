@@ -49,6 +49,13 @@ class Faults:
         if host.ranks:
             self.feed(RelayLost(host.host, "connection reset"))
 
+    def stop_relay(self, name: str) -> None:
+        """A host's relay stands still, and with it whatever its ranks say; its agent beats on."""
+        host = self.hosts[name]
+        host.relay_stopped = True
+        for rank in host.ranks:
+            rank.alive = False
+
     def poison(self, name: str) -> None:
         """The reduce plane refuses what this host contributes next."""
         self.plane.poisoned.add(self.hosts[name].host)

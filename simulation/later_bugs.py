@@ -1,4 +1,4 @@
-"""Bugs in how a cohort is taken up again after its controller was killed."""
+"""Bugs in how a cohort is taken up again after its controller was killed, and in who is listened to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from backend.core import march as march_module
+from backend.core.liveness import Liveness
+from backend.core.march import March
 from backend.core.resume import Resume
 from backend.core.returning import Held, Kept, Returning
 from backend.core.training import Training
@@ -55,3 +57,26 @@ def uses_numbers_twice(real: Function) -> Function:
         return began
 
     return begin
+
+
+@mutant(March, "relay_attached", "a relay that stands still is nobody's concern")
+def listens_to_agents_alone(real: Function) -> Function:
+    def relay_attached(self: March, host: int, via: int | None, now: float) -> None:
+        real(self, host, via, now)
+        self.relays.remove(host)
+
+    return relay_attached
+
+
+@mutant(March, "relay_attached", "a relay is buried that had only nothing to pass on")
+def hears_no_heartbeat_of_a_relay(real: Function) -> Function:
+    class Deaf(Liveness):
+        def heard(self, host: int, now: float) -> None:
+            pass
+
+    def relay_attached(self: March, host: int, via: int | None, now: float) -> None:
+        if not isinstance(self.relays, Deaf):
+            self.relays = Deaf(self.relays.timeout)
+        real(self, host, via, now)
+
+    return relay_attached

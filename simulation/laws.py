@@ -22,6 +22,8 @@ from backend.core.vocabulary import (
     OpenRound,
     RankSaid,
     Record,
+    RelayAttached,
+    RelayHeard,
     RelayLost,
     RoundBroken,
     SendHost,
@@ -100,6 +102,8 @@ class Laws(Oracle):
         self._acked: set[int] = set()
         self._heard: dict[int, tuple[float, float]] = {}
         """by link: when a host was heard last, and how long the controller had been away until then"""
+        self._relay_heard: dict[int, tuple[float, float]] = {}
+        """by host: the same of its relay"""
         self._moved: dict[int, tuple[float, float]] = {}
         """by rank: when it did a batch or was given a chunk last, and the same"""
         self._admitted: set[int] = set()
@@ -119,6 +123,8 @@ class Laws(Oracle):
             self._heard_rank(event)
             if event.rank in self.dead:
                 self._before = self._state()
+        elif isinstance(event, RelayAttached | RelayHeard):
+            self._relay_heard[event.host] = (now, play.time_away)
         elif isinstance(event, LinkLost):
             self._admitted.discard(event.link)
         elif isinstance(event, HostSaid):
@@ -137,7 +143,8 @@ class Laws(Oracle):
         if event.rank in self.dead:
             return
         moment = (self._now, self.play.time_away)
-        self._heard[self.play.ranks[event.rank].host.link] = moment
+        host = self.play.ranks[event.rank].host
+        self._heard[host.link] = self._relay_heard[host.host] = moment
         if isinstance(event.message, BatchDone):
             self._moved[event.rank] = moment
         elif isinstance(event.message, SyncAck):
@@ -189,6 +196,8 @@ class Laws(Oracle):
             deadline = cohort.next_deadline()
             assert deadline is not None, "L6: nothing bounds the wait"
             assert deadline > now or not isinstance(event, Tick), "L6: a deadline that passed is still due"
+            if isinstance(event, HostSaid):
+                self._check_relays()
 
     def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
         super().committed(number, result, batches)
@@ -236,13 +245,23 @@ class Laws(Oracle):
             barred = play.ways[host.name].barred
             assert hangs or did or barred, f"H1: rank {rank} counts as hanging, but never had its plan"
             return
-        silent = self._waited(self._heard[host.link])
+        relay = "its relay was not heard" in reason
+        silent = self._waited(self._relay_heard[host.host] if relay else self._heard[host.link])
         assert silent >= timeout - 1e-6, f"L3: rank {rank} dies by {event} ({reason}), heard {silent} s ago"
 
     def _waited(self, since: tuple[float, float]) -> float:
         """Seconds since then, without those in which the controller could not hear."""
         at, away = since
         return self._now - at - (self.play.time_away - away)
+
+    def _check_relays(self) -> None:
+        """Whose relay stands still is lost: a moment after the timeout, for what is on its way must be heard first."""
+        config, march = self.play.config, self.play.cohort.march
+        bound = config.heartbeat_timeout_seconds + 2 * config.heartbeat_seconds + 1e-6
+        for seat in march.world.hosts.values() if march is not None else ():
+            if seat.host in self._relay_heard and seat.state not in ("left", "lost"):
+                silent = self._waited(self._relay_heard[seat.host])
+                assert silent <= bound, f"L6: the relay of {seat.name} was not heard for {silent} s"
 
     def _check_counts(self) -> None:
         march = self.play.cohort.march

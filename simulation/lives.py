@@ -159,6 +159,12 @@ class Return(Ordeal):
             self.stage.after(at, dice.choice([self._kill_one, self._unplug_one, self._crash_soon]), dice)
         if dice.random() < 0.15:
             self.crash(dice.choice([0, 1, 2, 4, 8, 16]))
+        if dice.random() < 0.1:
+            self.stage.after(dice.choice([0.0, 0.3, 1.1]) * patience, self._stop)
+
+    def _stop(self) -> None:
+        if self.end is None:
+            self.operate("stop", by="operator")
 
     def _kill_one(self, dice: random.Random) -> None:
         alive = [rank for rank, played in sorted(self.ranks.items()) if played.alive]

@@ -38,6 +38,22 @@ class Ordeal(Wired):
         self.stage.after(NOTICE_SECONDS, self._relay_lost, host, "connection reset")
         self.stage.after(NOTICE_SECONDS, self._relay_ends, host)
 
+    def stop_relay(self, name: str, seconds: float | None = None) -> None:
+        """A host's relay stands still, for so long or for good: nothing passes over its links, which stay open."""
+        host, ways = self.hosts[name], self.ways[name]
+        if host.relay_stopped or not host.ranks:
+            return
+        host.relay_stopped = True
+        for wire in ways.relay:
+            wire.clog()
+        if seconds is not None:
+            self.stage.after(seconds, self._relay_goes_on, host)
+
+    def _relay_goes_on(self, host: PlayedHost) -> None:
+        host.relay_stopped = False
+        self._heal(self.ways[host.name].relay)
+        self.relay_says_something(host)
+
     def lose_join(self, name: str) -> None:
         """A host's join link is reset; its relay's links are well until the agent stops everything."""
         host, ways = self.hosts[name], self.ways[name]
@@ -72,6 +88,8 @@ class Ordeal(Wired):
         for act in backlog:
             act()
         self._beat(host)
+        if host.ranks:
+            self.relay_says_something(host)
 
     def partition(self, name: str, direction: str, seconds: float) -> None:
         """Nothing passes between a host and the controller: ``up``, ``down`` or ``both``. Links hold what was sent."""

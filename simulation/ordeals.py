@@ -58,8 +58,18 @@ def draw(seed: int) -> Script:
         run |= dice.choice([{}, {"max_overshoot": 4}, {"max_overshoot": 0}])
     run |= _door(dice, ranks)
     script = Script({key: str(value) for key, value in run.items()}, hosts)
-    script.acts = [*_acts(dice, script, ranks, batches * epochs), *_lives(seed, script)]
+    script.acts = [*_acts(dice, script, ranks, batches * epochs), *_lives(seed, script), *_relays(seed, script)]
     return script
+
+
+def _relays(seed: int, script: Script) -> Iterator[Act]:
+    """Some relays stand still as a round opens or is committed, or at any moment."""
+    dice = random.Random(f"{seed}/relays")
+    if dice.random() < 0.1:
+        moment: float | tuple[str, int] = (dice.choice(["open", "commit"]), dice.choice([-1, 0, 1, 2, 4]))
+        seconds = dice.choice([[], [], [_for(dice, 0.3, 1.5, TIMEOUT, 6.0)]])
+        moment = dice.choice([moment, round(dice.uniform(0.3, 2.0), 4)])
+        yield Act(moment, ["stop_relay", _host(dice, script), *seconds])
 
 
 def _lives(seed: int, script: Script) -> Iterator[Act]:

@@ -43,7 +43,7 @@ Batch = tuple[int, int, int]
 
 @dataclass
 class PlayedHost:
-    """One host: a link, its devices, its line to the controller, and whether it still beats."""
+    """One host: a link, its devices, its line to the controller, and whether it and its relay still beat."""
 
     name: str
     link: int
@@ -54,6 +54,7 @@ class PlayedHost:
     alive: bool = True
     told: list[Any] = field(default_factory=list)
     ranks: list[PlayedRank] = field(default_factory=list)
+    relay_stopped: bool = False
 
     @property
     def address(self) -> str:
@@ -280,8 +281,7 @@ class PlayedRank:
         if self._stall:
             longer = self._stall * 1000
             cost = BatchCost(cost.compute_ms + longer, cost.data_ms, cost.solo_ms + longer)
-            self._elapsed += self._stall
-            self._stall = 0.0
+            self._elapsed, self._stall = self._elapsed + self._stall, 0.0
             setting.stage.at(self._started_at + self._elapsed, self._batch_done, chunk, cost, order=self.rank)
             return
         samples = min(setting.batch_size, chunk.offset + chunk.size - self._position)

@@ -92,6 +92,7 @@ NAMES = frozenset(
         *DEATHS.values(),
         *("death in initial broadcast", "death while forming", "death while ending", "deaths at the same moment"),
         *("death of a rank that does not progress", "death by silence", "death by a lost relay link"),
+        "death by a silent relay",
         *(
             "death by values that are not finite",
             "death by a lost join link",
@@ -114,6 +115,7 @@ NAMES = frozenset(
         "saved by the part that came back",
         *("cohort goes on", "goes on from a round that some missed", "goes on from the older position"),
         *("death of a host that stays away", "death while a cohort comes back", "crash while a cohort comes back"),
+        "operator stop while a cohort comes back",
         "end: a batch that kills",
         *("evaluation moves to another rank", "returned range dealt again", "end worsened", "leaving in vain"),
     }
@@ -181,7 +183,8 @@ class Probes(Watcher):
 
     def _operator(self, act: str) -> None:
         if self._phase == "forming":
-            self.hit(f"operator {act} while forming")
+            coming_back = isinstance(self.play, Return) and act == "stop"
+            self.hit(f"operator {act} while a cohort comes back" if coming_back else f"operator {act} while forming")
         elif self._cycle != "idle":
             self.hit(f"operator {act} during round")
 
@@ -284,6 +287,8 @@ class Probes(Watcher):
                 self.hit("death of a rank that does not progress")
             case _ if "no sign of life" in reason:
                 self.hit("death by silence")
+            case _ if "its relay was not heard" in reason:
+                self.hit("death by a silent relay")
 
     def _end(self, reason: str) -> None:
         self.hit(next((name for start, name in ENDS.items() if reason.startswith(start)), f"end: {reason}"))

@@ -12,8 +12,8 @@
                          one that dials in later
     at T start | stop | abort | extend SECONDS | turn_away HOST
                          the operator acts
-    at T kill RANK [SIGNAL] | unplug NAME | freeze NAME | relay NAME | poison NAME | nan RANK [BATCHES] | deaf RANK |
-         quit RANK
+    at T kill RANK [SIGNAL] | unplug NAME | freeze NAME | relay NAME | stop_relay NAME | poison NAME |
+         nan RANK [BATCHES] | deaf RANK | quit RANK
                          what may go wrong; poison: its next contribution is refused; nan: so many of its next batches
                          make its parameters NaN; deaf: a loader hangs; quit: the process takes its leave unasked
     at T speed RANK MS | pause RANK SECONDS | lr VALUE | lag SECONDS

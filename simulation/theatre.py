@@ -33,6 +33,7 @@ from backend.core.vocabulary import (
     Record,
     Refused,
     RelayAttached,
+    RelayHeard,
     SendHost,
     SendRank,
     SendRelay,
@@ -133,11 +134,7 @@ class Theatre(Faults):
             Record: self._record,
             Refused: self.refused.append,
             End: self._ended,
-            CloseLink: lambda effect: None,
-            DropHost: lambda effect: None,
-            ExpectRelays: lambda effect: None,
-            OpenCheckpoint: lambda effect: None,
-            KeepState: lambda effect: None,
+            **dict.fromkeys((CloseLink, DropHost, ExpectRelays, OpenCheckpoint, KeepState), lambda effect: None),
         }
 
     # ------------------------------------------------------------------------------------------- for stories
@@ -366,6 +363,13 @@ class Theatre(Faults):
     def attach(self, host: PlayedHost) -> None:
         """Both links of the host's relay are up."""
         self.feed(RelayAttached(host.host))
+        self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
+
+    def relay_beats(self, host: PlayedHost) -> None:
+        """Its relay shows that it runs, for as long as it does."""
+        if host.alive and not host.relay_stopped and self.end is None:
+            self.feed(RelayHeard(host.host))
+            self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
 
     def _to_rank(self, effect: SendRank) -> None:
         played = self.ranks.get(effect.rank)

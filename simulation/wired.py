@@ -24,6 +24,7 @@ from backend.core.vocabulary import (
     RankSaid,
     Record,
     RelayAttached,
+    RelayHeard,
     RelayLost,
     SendHost,
     SendRank,
@@ -215,6 +216,18 @@ class Wired(Theatre):
             ways.backlog.append(partial(self.attach, host))
         elif not ways.gone:
             ways.control_up.carry(self.stage.now, self.feed, RelayAttached(host.host))
+            self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
+
+    def relay_beats(self, host: PlayedHost) -> None:
+        if self.end is None and not self.ways[host.name].gone:
+            self.relay_says_something(host)
+            self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
+
+    def relay_says_something(self, host: PlayedHost) -> None:
+        """A heartbeat of its relay, where that runs."""
+        ways = self.ways[host.name]
+        if not (host.relay_stopped or ways.frozen):
+            ways.control_up.carry(self.stage.now, self.feed, RelayHeard(host.host))
 
     # ------------------------------------------------------------------------------------------ what is heard
 

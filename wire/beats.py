@@ -1,6 +1,13 @@
-"""How late a peer's heartbeats come. Pure: the time is an argument, monotonic seconds."""
+"""A relay's heartbeat, and how late a peer's come. Pure: the time is an argument, monotonic seconds."""
 
 from __future__ import annotations
+
+from wire.errands import Message
+
+
+class RelayHeartbeat(Message, frozen=True):
+    """relay -> controller on the control link, every ``heartbeat_seconds``: this process runs. Its agent's heartbeats
+    cannot say that: they go on while the relay stands still."""
 
 
 class Beats:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from wire.beats import RelayHeartbeat as RelayHeartbeat
 from wire.collectives import AbortSession as AbortSession
 from wire.collectives import NewSession as NewSession
 from wire.collectives import RequestSessionId as RequestSessionId
@@ -461,7 +462,7 @@ AnyMessage = (
     | NonFinite | UpdateComing | UpdateStaged | RoundCommitted | RoundAborted | SyncAck | Update | Evaluate
     | EvalResult | RequestLocalState | LocalState | StateTaken | FetchState | SavedState | Shutdown | Exiting
     | RankFailed | DeclareDead | RankHello | Rewind | RequestSessionId | SessionIdGenerated | NewSession
-    | SessionJoined | SessionLost | AbortSession | SyncNow | Synced | SyncRefused | SyncCommitted
+    | SessionJoined | SessionLost | AbortSession | SyncNow | Synced | SyncRefused | SyncCommitted | RelayHeartbeat
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -41,13 +41,19 @@ from wire.messages import (
     Message,
     RankFailed,
     RankReady,
+    RelayHeartbeat,
     RequestParams,
     Rewind,
     RoundAborted,
     RoundCommitted,
+    SessionIdGenerated,
+    SessionJoined,
+    SessionLost,
     SharedMemory,
     SnapshotReady,
     SyncAck,
+    Synced,
+    SyncRefused,
     UpdateStaged,
 )
 from wire.session import Received
@@ -64,7 +70,10 @@ from worker.signals import leaving_signals
 from worker.staging import StagingError
 from worker.tasks import first_to_end
 
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
+FROM_RANK = (
+    RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed,
+    SessionIdGenerated, SessionJoined, SessionLost, Synced, SyncRefused,
+)  # fmt: skip
 """what passes through from a rank to the controller"""
 FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, StagingError, LocalLinkError, OSError)
 
@@ -125,6 +134,7 @@ class Relay:
             await first_to_end(
                 self._ports.serve(),
                 self._read_control(control),
+                self._beat(),
                 _patiently(self._write_control(control)),
                 _patiently(self._downloads.read(data)),
                 _patiently(self._uploads.run(data, lambda: self._downloads.pair)),
@@ -199,6 +209,12 @@ class Relay:
                 self._fold.model = model
         if not any(self._rewinding[rank] for rank in self._fold.live):
             self._downloads.forget_older()
+
+    async def _beat(self) -> None:
+        """Show the controller that this process runs: its agent cannot know, and would beat on if it stood still."""
+        while True:
+            await asyncio.sleep(self._spec.heartbeat_seconds)
+            await self._to_controller.put((self._session, NO_RANK, RelayHeartbeat()))
 
     async def _write_control(self, control: ControllerLink) -> None:
         while True:

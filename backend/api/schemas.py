@@ -161,6 +161,17 @@ class Evaluation(Answer):
     metrics: dict[str, float]
 
 
+class Session(Answer):
+    """Collective modes: the ranks' communicator. ``state`` is none, naming, joining or live."""
+
+    generation: int
+    state: str
+    generator: int | None
+    transports: dict[str, str] = Field(description="library and interface, by rank")
+    rebuilds: int
+    reason: str
+
+
 class Guard(Answer):
     """What guard and meta-controller said about the last round."""
 
@@ -285,6 +296,7 @@ class RunView(Answer):
     samples_total: int | None
     ranks: list[Rank]
     decision: str | None
+    session: Session | None = None
     guard: Guard | None = None
     loss: float | None
     eval: Evaluation | None

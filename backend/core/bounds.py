@@ -5,7 +5,7 @@
                              others go on or, when nobody else would be left or the run tolerates no more deaths,
                              the run is saved and stopped
     a round                  the run is saved and stopped as ReduceStall
-    a host's silence         its ranks are dead
+    the silence of a host    its ranks are dead; that is its agent's silence, or its relay's
 
 A rank that hangs counts as dead because the others wait for it and it has had its chance; its work returns to the pool
 and, should it wake, it is fenced like any zombie. When all that have work hang, the cause is hardly the ranks': ending
@@ -38,21 +38,25 @@ class Bounds:
     def deadline(self) -> float | None:
         """When something must have happened, silence of hosts apart."""
         march = self._march
+        waits = [march.plane.deadline()]
         if march.phase == "forming":
-            return march.forming.deadline
-        waits = [self._round_deadline(), march.checkpoints.deadline()]
+            waits.append(march.forming.deadline)
+            return min(at for at in waits if at is not None)
+        waits += [self._round_deadline(), march.checkpoints.deadline()]
         if march.ending is None:
             waits.append(march.training.watch.next_deadline())
-        elif waits[0] is None and march.ending.timed(bool(march.evaluations.pending)):
+        elif march.cycle.open is None and march.ending.timed(bool(march.evaluations.pending)):
             waits.append(march.ending.deadline)
         return min((at for at in waits if at is not None), default=None)
 
     def lagged(self, seconds: float) -> None:
         """The controller was away for so long: what happened meanwhile is still unread, so every wait grows by it."""
         march = self._march
+        march.relays.lagged(seconds)
         march.forming.deadline += seconds
         march.training.watch.lagged(seconds)
         march.checkpoints.lagged(seconds)
+        march.plane.lagged(seconds)
         if march.ending is not None:
             march.ending.deadline += seconds
         if march.cycle.open is not None:
@@ -63,6 +67,11 @@ class Bounds:
         march = self._march
         for host in march.liveness.late(now):
             march.losses.host(march.world.hosts[host], f"no sign of life for {march.liveness.timeout:g} s", now)
+        for host in march.relays.late(now):
+            silence = march.relays.silence(host, now)
+            reason = f"its relay was not heard for {march.relays.timeout:g} s"
+            march.losses.host(march.world.hosts[host], reason, now, silence)
+        march.plane.watch(now)
         if march.end is not None:
             return
         march.out += march.checkpoints.expire(now)
@@ -117,7 +126,8 @@ class Bounds:
         what = f"no batch within {waited:.0f} s"
         moving = [rank for rank in march.world.alive() if rank not in ranks]
         size = len(march.world.ranks)
-        after = tolerance(len(march.world.dead()) + len(ranks), size, march.config.max_failure)
+        gone, limit = len(march.world.dead()) + len(ranks), march.config.max_failure
+        after = tolerance(gone, size, limit, collective=march.plane.collective)
         if moving and not after.stop:
             waits = march.training.watch.waited
             hung = [Casualty(rank, f"TrainStall: {what}", detect_seconds=waits(rank, now)) for rank in ranks]

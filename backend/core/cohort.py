@@ -43,6 +43,7 @@ from backend.core.vocabulary import (
     Record,
     Refused,
     RelayAttached,
+    RelayHeard,
     RelayLost,
     RoundBroken,
     RoundFinished,
@@ -153,8 +154,8 @@ class Cohort:
             return None
         if self.opening:
             return self.created_at
-        rest = self.march.bounds.deadline() if self.march is not None else self.window.next_deadline()
-        return min((at for at in (self.liveness.next_deadline(), rest) if at is not None), default=None)
+        rest = self.march.deadlines() if self.march is not None else [self.window.next_deadline()]
+        return min((at for at in (self.liveness.next_deadline(), *rest) if at is not None), default=None)
 
     def check(self) -> None:
         """Assert every invariant; tests and the simulator call it after each event."""
@@ -297,7 +298,9 @@ class Cohort:
             case CheckpointWritten():
                 march.checkpoint_written(event)
             case RelayAttached(host=host, via=via):
-                march.forming.relay_attached(host, via)
+                march.relay_attached(host, via, now)
+            case RelayHeard(host=host):
+                march.relays.heard(host, now)
             case RelayLost(host=host, reason=reason):
                 march.losses.host(march.world.hosts[host], f"the relay link was lost: {reason}", now)
             case LinkLost(link=link, reason=reason):
@@ -344,6 +347,7 @@ class Cohort:
         if not seat.alive:
             return  # a zombie: its frames are void from the moment of its death
         self.liveness.heard(seat.host, now)
+        march.relays.heard(seat.host, now)
         training = march.phase == "training"
         match message:
             case BatchDone() | ChunkDone() if training:
@@ -374,13 +378,16 @@ class Cohort:
                 seat.failure = message
             case Exiting():
                 pass  # what its exit means, its process' end will say
+            case _ if march.plane.heard(rank, message, now):
+                pass
             case _:
                 what = f"it sent {type(message).__name__}, which has no place in phase {march.phase}"
                 march.losses.ranks([Casualty(rank, what)], now)
 
     def _operate(self, march: March, act: str, arguments: dict[str, Any], now: float) -> None:
         by = str(arguments.get("by", "operator"))
-        if act == "abort" or (act == "stop" and march.phase == "forming"):
+        nothing_yet = march.phase == "forming" and not march.forming.holds_work
+        if act == "abort" or (act == "stop" and nothing_yet):
             march.stopping = by
             march.fail(f"{'Aborted' if act == 'abort' else 'Stopped'} by {by}", now, level="warning")
         elif act == "stop":

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MODES = ("cpu_sync", "cpu_cadence", "cpu_async")
-"""Modes that run today; the collective ones are refused by name until they do."""
-PLANNED_MODES = ("nccl_sync", "nccl_cadence")
+COLLECTIVE = ("nccl_sync", "nccl_cadence")
+"""modes in which ranks sum among themselves"""
+MODES = ("cpu_sync", "cpu_cadence", "cpu_async", *COLLECTIVE)
 PRECISIONS = ("f32", "bf16", "fp16")
 START_MODES = ("auto", "manual", "hybrid")
 GUARDS = ("level", "growth", "none")
@@ -129,8 +129,16 @@ class RunConfig:
         return list(self._problems())
 
     @property
+    def collective(self) -> bool:
+        """Ranks sum among themselves, in GPU memory where they have it; the controller never sees the sum."""
+        return self.mode in COLLECTIVE
+
+    @property
     def return_seconds(self) -> float:
-        """``reattach_seconds``, or what takes its place."""
+        """``reattach_seconds``, or what takes its place: never in the collective modes, whose sessions end with their
+        controller."""
+        if self.collective:
+            return 0.0
         return self.heartbeat_timeout_seconds if self.reattach_seconds is None else self.reattach_seconds
 
     def as_dict(self) -> dict[str, Any]:
@@ -142,6 +150,7 @@ class RunConfig:
         yield from self._scheduler_problems()
         yield from self._guard_problems()
         yield from self._outer_problems()
+        yield from self._collective_problems()
         yield from self._lookahead_problems()
         yield from self._window_problems()
         yield from self._time_problems()
@@ -150,10 +159,9 @@ class RunConfig:
     def _training_problems(self) -> Iterator[Problem]:
         if not self.job:
             yield Problem("job", "job_missing", "name the job as path/file.py:Name")
-        if self.mode in PLANNED_MODES:
-            yield Problem(
-                "mode", "mode_unavailable", f"{self.mode} is not available yet; use one of {', '.join(MODES)}"
-            )
+        if self.mode == "nccl_async":
+            text = "a collective needs every rank at once, so none can work ahead: use nccl_cadence, or cpu_async"
+            yield Problem("mode", "async_needs_cpu", text)
         elif self.mode not in MODES:
             yield Problem("mode", "mode_unknown", f"{self.mode!r} is not a mode; use one of {', '.join(MODES)}")
         if self.precision not in PRECISIONS:
@@ -225,6 +233,18 @@ class RunConfig:
         if self.non_finite not in NON_FINITE:
             text = f"{self.non_finite!r} is no policy for values that are not finite; use {' or '.join(NON_FINITE)}"
             yield Problem("non_finite", "non_finite_unknown", text)
+
+    def _collective_problems(self) -> Iterator[Problem]:
+        if not self.collective:
+            return
+        unused = {
+            "outer_optimizer": (self.outer_optimizer != "none", "the outer optimizer is the controller's"),
+            "bf16_wire": (self.bf16_wire, "sums travel in f32 between the ranks"),
+            "reattach_seconds": (bool(self.reattach_seconds), "a session ends with its controller"),
+        }
+        for name, (given, because) in unused.items():
+            if given:
+                yield Problem(name, "cpu_modes_only", f"{because} in {self.mode}; leave {name} out or use a cpu_ mode")
 
     def _lookahead_problems(self) -> Iterator[Problem]:
         overlaps = self.mode.endswith("_async")

@@ -6,16 +6,18 @@
     pending -> committed the reduce plane summed exactly the expected contributions
     committed -> idle    every living rank adopted the consensus (behaviour F4 to F7, F11; design section 6)
 
-The cycle counts who contributes and who acknowledged; it adds no tensors and decides no allotment.
+The cycle counts who contributes and who acknowledged; it adds no tensors and decides no allotment. How a round reaches
+the ranks, and how their sum is made, is a plane's business: ``Streams`` here, ``collective.Collectives`` elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from backend.core.vocabulary import AbortRound, Effect, OpenRound, RoundFinished, SendRank, SendRelay
-from wire.messages import RequestParams, RoundAborted, RoundCommitted, SyncAck
+from wire.messages import Message, RequestParams, RoundAborted, RoundCommitted, SyncAck
 
 INITIAL_ROUND = -1
 """The number of the broadcast that makes every rank start from rank 0's parameters; rounds count from 0."""
@@ -53,28 +55,137 @@ class OpenedRound:
         self.waiting = set(self.ranks)
 
 
+class Plane(Protocol):
+    """How ranks make the sum of a round. Effects come back in order; what ranks say of it is ``heard``."""
+
+    collective: bool
+    """ranks sum among themselves: two at least are needed, and the controller holds no consensus"""
+
+    def prepare(self, now: float) -> bool:
+        """Before the first round: whether everything it needs is there. Asked again after every event."""
+        ...
+
+    def request(self, opened: OpenedRound, now: float) -> list[Effect]:
+        """Ask the contributors of this attempt for their values."""
+        ...
+
+    def commit(self, opened: OpenedRound) -> list[Effect]:
+        """The attempt holds exactly the expected contributions: have everybody adopt it."""
+        ...
+
+    def retract(self, opened: OpenedRound, hosts: Iterable[int], reason: str) -> list[Effect]:
+        """Drop the attempt; ``hosts`` are asked again."""
+        ...
+
+    def bereaved(self, dead: set[int], now: float) -> list[Effect]:
+        """These ranks are out."""
+        ...
+
+    def heard(self, rank: int, message: Message, now: float) -> bool:
+        """A rank said something of the plane's; False when it has no place there."""
+        ...
+
+    def deadline(self) -> float | None: ...
+
+    def watch(self, now: float) -> None:
+        """Act on what is late."""
+        ...
+
+    def lagged(self, seconds: float) -> None: ...
+
+    def waits(self) -> str:
+        """What the plane itself waits for, as a sentence; empty for nothing."""
+        ...
+
+    def view(self) -> dict[str, Any] | None:
+        """For the page, JSON-ready; none where there is nothing to show."""
+        ...
+
+
+class Streams:
+    """The CPU reduce: contributions stream to the controller, which divides and streams the update back (section 6)."""
+
+    collective = False
+
+    def __init__(self, params_elements: int, buffers_elements: int, encoding: int = 0) -> None:
+        self.params_elements = params_elements
+        self.buffers_elements = buffers_elements
+        self.encoding = encoding
+        """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
+        self.start: tuple[int, int | None] = (0, None)
+        """whose values the initial broadcast brings, and the round that they are the consensus of"""
+
+    def prepare(self, now: float) -> bool:
+        return True
+
+    def request(self, opened: OpenedRound, now: float) -> list[Effect]:
+        initial = opened.round == INITIAL_ROUND
+        encoding = 0 if initial else self.encoding
+        effects: list[Effect] = [
+            OpenRound(
+                round=opened.round,
+                attempt=opened.attempt,
+                hosts=dict(opened.hosts),
+                initial=initial,
+                params_elements=self.params_elements,
+                buffers_elements=self.buffers_elements,
+                encoding=encoding,
+            )
+        ]
+        for rank in sorted(opened.ranks):
+            start = self.start if initial else ()
+            excluded = rank in opened.excluded
+            request = RequestParams(opened.round, opened.attempt, initial, encoding, excluded, *start)
+            effects.append(SendRank(rank, request))
+        return effects
+
+    def commit(self, opened: OpenedRound) -> list[Effect]:
+        event = opened.finished
+        assert event is not None
+        commit = RoundCommitted(
+            round=event.round,
+            attempt=event.attempt,
+            realized=event.realized,
+            buffers_realized=event.buffers_realized,
+        )
+        return [SendRelay(host, commit) for host in opened.hosts]
+
+    def retract(self, opened: OpenedRound, hosts: Iterable[int], reason: str) -> list[Effect]:
+        aborted = RoundAborted(round=opened.round, attempt=opened.attempt, reason=reason)
+        dropped: list[Effect] = [AbortRound(opened.round, opened.attempt, reason)]
+        return [*dropped, *(SendRelay(host, aborted) for host in hosts)]
+
+    def bereaved(self, dead: set[int], now: float) -> list[Effect]:
+        return []
+
+    def heard(self, rank: int, message: Message, now: float) -> bool:
+        return False
+
+    def deadline(self) -> float | None:
+        return None
+
+    def watch(self, now: float) -> None:
+        return
+
+    def lagged(self, seconds: float) -> None:
+        return
+
+    def waits(self) -> str:
+        return ""
+
+    def view(self) -> None:
+        return None
+
+
 class Cycle:
     """At most one round is open; its contributors are exactly the ranks that lived when the attempt was opened."""
 
-    def __init__(
-        self,
-        params_elements: int,
-        buffers_elements: int,
-        encoding: int = 0,
-        *,
-        first_round: int = 0,
-        root: int = 0,
-        brings: int | None = None,
-    ) -> None:
-        """``first_round`` follows the initial one, which brings ``root``'s values, the consensus of round ``brings`` if
-        there was one: a resumed run goes on counting."""
-        self.params_elements = params_elements
-        self.buffers_elements = buffers_elements
+    def __init__(self, streams: Streams, plane: Plane | None = None, *, first_round: int = 0) -> None:
+        """``first_round`` follows the initial one, which always goes over ``streams``; the others go over ``plane``, if
+        that is another. A resumed run goes on counting."""
+        self.streams = streams
+        self.plane: Plane = plane or streams
         self.first_round = first_round
-        self.root = root
-        self.brings = brings
-        self.encoding = encoding
-        """a ``wire.frames.Encoding``: how parameters are streamed, but for the initial broadcast"""
         self.next_round = INITIAL_ROUND
         self.open: OpenedRound | None = None
 
@@ -85,12 +196,17 @@ class Cycle:
             return "idle"
         return "pending" if self.open.finished is None else "committed"
 
+    @property
+    def collects(self) -> bool:
+        """Whether the open round is summed by the ranks themselves."""
+        return self.open is not None and self._over().collective
+
     def start(self, hosts: dict[int, tuple[int, ...]], now: float) -> list[Effect]:
         """Open the next round among these ranks."""
         assert self.open is None, f"round {self.open and self.open.round} is still open"
         self.open = OpenedRound(round=self.next_round, attempt=0, opened_at=now, hosts=hosts)
         self.next_round = self.first_round if self.next_round == INITIAL_ROUND else self.next_round + 1
-        return self._request()
+        return self._over().request(self.open, now)
 
     def finished(self, event: RoundFinished) -> list[Effect]:
         """The sum is complete: commit it, so that relays and ranks adopt what was streamed. A stale attempt changes
@@ -100,13 +216,7 @@ class Cycle:
             return []
         assert set(event.steps) == current.ranks, f"accepted {sorted(event.steps)}, expected {sorted(current.ranks)}"
         current.finished = event
-        commit = RoundCommitted(
-            round=event.round,
-            attempt=event.attempt,
-            realized=event.realized,
-            buffers_realized=event.buffers_realized,
-        )
-        return [SendRelay(host, commit) for host in current.hosts]
+        return self._over().commit(current)
 
     def overclaim(self, event: RoundFinished) -> tuple[int, str] | None:
         """A rank whose work was refused and which contributed all the same, and why that cannot be."""
@@ -126,26 +236,27 @@ class Cycle:
             return {}
         return {rank: steps for rank, steps in event.steps.items() if rank not in current.excluded}
 
-    def retry(self, hosts: dict[int, tuple[int, ...]], reason: str) -> list[Effect]:
-        """Drop the attempt in which somebody died or was refused and ask the others again; their arenas are
+    def retry(self, hosts: dict[int, tuple[int, ...]], reason: str, now: float) -> list[Effect]:
+        """Drop the attempt in which somebody died or was refused and ask the others again; what they hold is
         untouched."""
         current = self.open
         assert current is not None and current.finished is None, "only an unfinished attempt can be retried"
-        aborted = RoundAborted(round=current.round, attempt=current.attempt, reason=reason)
-        effects: list[Effect] = [AbortRound(current.round, current.attempt, reason)]
-        effects += [SendRelay(host, aborted) for host in hosts]
+        effects = self._over().retract(current, hosts, reason)
         current.expect(hosts)
         current.attempt += 1
-        return effects + self._request()
+        return effects + self._over().request(current, now)
 
     def abandon(self, reason: str) -> list[Effect]:
         """Nobody is left to finish the round, or the run ends: drop it. It does not count as closed."""
-        current, self.open = self.open, None
+        current = self.open
         if current is None or current.finished:
+            self.open = None
             return []
+        effects = self._over().retract(current, (), reason)
+        self.open = None
         if current.round != INITIAL_ROUND:
             self.next_round = current.round  # no other will be opened, so none can be taken for this one
-        return [AbortRound(current.round, current.attempt, reason)]
+        return effects
 
     def acknowledge(self, rank: int, ack: SyncAck) -> bool:
         """A rank adopted the consensus; whether that acknowledgement counts (a late one of another round does not)."""
@@ -186,25 +297,7 @@ class Cycle:
                 "the divisor is not built from the accepted contributions"
             )
 
-    def _request(self) -> list[Effect]:
-        current = self.open
-        assert current is not None
-        initial = current.round == INITIAL_ROUND
-        encoding = 0 if initial else self.encoding
-        effects: list[Effect] = [
-            OpenRound(
-                round=current.round,
-                attempt=current.attempt,
-                hosts=dict(current.hosts),
-                initial=initial,
-                params_elements=self.params_elements,
-                buffers_elements=self.buffers_elements,
-                encoding=encoding,
-            )
-        ]
-        for rank in sorted(current.ranks):
-            excluded = rank in current.excluded
-            start = (self.root, self.brings) if initial else ()
-            request = RequestParams(current.round, current.attempt, initial, encoding, excluded, *start)
-            effects.append(SendRank(rank, request))
-        return effects
+    def _over(self) -> Plane:
+        """The plane that the open round goes over."""
+        assert self.open is not None
+        return self.streams if self.open.round == INITIAL_ROUND else self.plane

@@ -92,6 +92,9 @@ def step_ending(march: March, now: float) -> bool:
     if ending.step == "saving":
         if desk.awaited:
             return False
+        if desk.orphaned and march.world.alive():  # who had the consensus died: the next one hands it over
+            march.save(ending.reason, now)
+            return True
         if desk.busy:
             ending.worsen("its checkpoint was not written in time")
         ending.go("leaving", now + max(LEAVING_SECONDS, march.config.heartbeat_timeout_seconds / 2))

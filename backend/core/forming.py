@@ -75,6 +75,8 @@ class Forming:
         """no round before this one is begun"""
         self.last_words = ""
         """why there is nothing but to save once it is complete"""
+        self.holds_work = False
+        """there is trained work to save: an operator's stop waits for that"""
         self.restored = True
         """the schedule is that of this world; else whoever dies leaves it when it is"""
         self._sizes = sizes(layout)

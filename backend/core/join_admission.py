@@ -266,13 +266,19 @@ def _refuse_dataset_size(hello: Hello, report: ProbeReport, door: Door) -> Refus
 
 
 def _refuse_collective(hello: Hello, report: ProbeReport, door: Door) -> Refusal | None:
-    """Only NCCL needs one vendor and one NCCL release; the CPU modes mix anything. Absent labels gate nothing."""
+    """Only NCCL needs one kind of device, one vendor and one NCCL release; the CPU modes mix anything. Absent labels
+    gate nothing. A cohort of CPUs alone sums over gloo."""
     if not door.mode.startswith("nccl"):
         return None
-    cpu = next((device for device in hello.devices if device.type == "cpu"), None)
-    if cpu is not None:
-        reason = f"{hello.host} offers {cpu.id}, but {door.mode} runs on GPUs only; use a cpu_ mode or leave it out."
-        return Refusal("device_not_cuda", reason)
+    kinds = {device.type for device in hello.devices}
+    for member in door.members:
+        kinds |= {device.type for device in member.devices}
+    if len(kinds) > 1:
+        reason = (
+            f"{hello.host} offers {', '.join(device.id for device in hello.devices)}, and the cohort would mix "
+            f"{' and '.join(sorted(kinds))}, which {door.mode} cannot; use a cpu_ mode, or devices of one kind."
+        )
+        return Refusal("device_mix", reason)
     theirs = vendor(hello.versions.cuda)
     for member in door.members:
         ours = vendor(member.versions.cuda)

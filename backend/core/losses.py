@@ -39,13 +39,15 @@ class Losses:
         if why and march.ending is None and march.end is None:
             march.save_and_stop(SaveReason.REPEATED_FAILURE, why, now)
 
-    def host(self, seat: HostSeat, reason: str, now: float) -> None:
-        """The host is out, with every rank that it carried."""
+    def host(self, seat: HostSeat, reason: str, now: float, silence: float | None = None) -> None:
+        """The host is out, with every rank that it carried. ``silence``: for how many seconds nothing was heard of what
+        is lost; without it, of the host's agent."""
         march = self._march
         if seat.state in ("left", "lost"):
             return
-        silence = march.liveness.silence(seat.host, now)
+        silence = march.liveness.silence(seat.host, now) if silence is None else silence
         march.liveness.remove(seat.host)
+        march.relays.remove(seat.host)
         if march.leaving:
             seat.state = "left"
             for rank in seat.ranks:
@@ -83,13 +85,15 @@ class Losses:
 
     def _carry_on_without(self, dead: set[int], now: float) -> None:
         march = self._march
-        verdict = tolerance(len(march.world.dead()), len(march.world.ranks), march.config.max_failure)
+        deaths, size, limit = len(march.world.dead()), len(march.world.ranks), march.config.max_failure
+        verdict = tolerance(deaths, size, limit, collective=march.plane.collective)
         reason = verdict.reason + march.refusals.epitaph(dead)
+        march.out += march.plane.bereaved(dead, now)
         current = march.cycle.open
         if current is not None and current.finished is None and current.ranks & dead:
             why = f"rank(s) {', '.join(map(str, sorted(dead)))} died"
             hosts = march.world.alive_by_host()
-            march.out += march.cycle.abandon(reason) if verdict.stop else march.cycle.retry(hosts, why)
+            march.out += march.cycle.abandon(reason) if verdict.stop else march.cycle.retry(hosts, why, now)
         substitute = march.errands.rank()
         for rank in sorted(dead):
             asked = march.evaluations.rank_died(rank, substitute)

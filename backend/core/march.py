@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from backend.core.bounds import Bounds
+from backend.core.collective import Collectives
 from backend.core.config import RunConfig
-from backend.core.cycle import INITIAL_ROUND, Cycle
+from backend.core.cycle import INITIAL_ROUND, Cycle, Plane, Streams
 from backend.core.desks import EvaluationDesk
 from backend.core.ending import Ending, farewell, outcome, step_ending
 from backend.core.errands import Errands
@@ -19,6 +20,7 @@ from backend.core.join_phases import END_PHASES
 from backend.core.liveness import Liveness, SaveReason
 from backend.core.lookahead import training_for
 from backend.core.losses import Losses
+from backend.core.model import sizes
 from backend.core.priors import slowest_device
 from backend.core.progress import checkpoint_manifest, progress_row
 from backend.core.recovery import Recovery
@@ -62,6 +64,9 @@ class March:
         self.config = config
         self.world = world
         self.liveness = liveness
+        self.relays = Liveness(config.heartbeat_timeout_seconds + config.heartbeat_seconds)
+        """the same for relays, since agents are heard while their relay stands still; longer by a heartbeat, so that a
+        host that stands still as a whole is lost by that name"""
         self.layout = layout
         self.phase = "forming"
         self.stopping = ""
@@ -70,7 +75,9 @@ class March:
         self.forming = Forming(world, now + config.forming_seconds, layout)
         scheduler = scheduler_for(config, world.ranks, slowest_device=slowest_device(world))
         self.training = training_for(config, world, dataset_size, scheduler)
-        self.cycle = Cycle(0, 0)
+        streams = Streams(*sizes(layout), int(config.bf16_wire))
+        self.plane: Plane = Collectives(self) if config.collective else streams
+        self.cycle = Cycle(streams, self.plane)
         self.refusals = Refusals(config)
         self.errands = Errands(world, scheduler.smoothed)
         self.evaluations = EvaluationDesk(self.errands)
@@ -86,6 +93,16 @@ class March:
         self.ended_at: float | None = None
 
     # ------------------------------------------------------------------------------------------ what happens
+
+    def relay_attached(self, host: int, via: int | None, now: float) -> None:
+        """Both links of a host's relay are up; it is to be heard from now on."""
+        self.forming.relay_attached(host, via)
+        if self.world.hosts[host].state not in ("left", "lost"):
+            self.relays.add(host, now)
+
+    def deadlines(self) -> tuple[float | None, float | None]:
+        """When something must have happened, silence of agents apart."""
+        return self.relays.next_deadline(), self.bounds.deadline()
 
     def round_finished(self, event: RoundFinished, now: float) -> None:
         """The sum is complete: the samples behind it are accepted, and everybody adopts."""
@@ -117,7 +134,7 @@ class March:
         what = f"round {event.round} cannot be summed: {event.reason}"
         self.event("round_failed", f"Attempt {event.attempt} of {what}", "error")
         if current.failures < MAX_FAILED_ROUNDS:
-            self.out += self.cycle.retry(current.hosts, event.reason)
+            self.out += self.cycle.retry(current.hosts, event.reason, now)
         elif self.phase == "forming":
             self.forming.over(self, what, now)
         else:
@@ -144,7 +161,8 @@ class March:
         if self.ending is not None or self.stopping:
             return False
         self.stopping = by
-        text = f"{by} asked the run to stop: it ends when the round at hand is closed"
+        when = "its cohort is back and has saved" if self.phase == "forming" else "the round at hand is closed"
+        text = f"{by} asked the run to stop: it ends when {when}"
         self.event("stop_requested", text, "warning")
         return True
 
@@ -220,22 +238,14 @@ class March:
         return self._step_window(now)
 
     def _step_forming(self, now: float) -> bool:
-        if not self.forming.complete or not self.forming.begin(self, now):
+        if not self.forming.complete or not self.forming.begin(self, now) or not self.plane.prepare(now):
             return False
         forming = self.forming
-        ready = self.world.ranks[forming.root].ready
-        assert ready is not None
         source, first = "rank 0 hands out its parameters", forming.first_round
         if self.resume is not None:
             source, first = f"they start from {self.resume.where}", max(first, self.resume.round + 1)
-        self.cycle = Cycle(
-            ready.params_elements,
-            ready.buffers_elements,
-            int(self.config.bf16_wire),
-            first_round=first,
-            root=forming.root,
-            brings=forming.brings,
-        )
+        self.cycle.streams.start = (forming.root, forming.brings)
+        self.cycle.first_round = first
         self.event("cohort_formed", f"All {len(self.world.alive())} ranks are ready; {source}")
         self.out += self.cycle.start(self.world.alive_by_host(), now)
         return True
@@ -271,6 +281,10 @@ class March:
             seat.state = "training" if seat.state == "forming" else seat.state
         if self.forming.last_words:
             self.end_after("interrupted", self.forming.last_words, SaveReason.MAX_FAILURE_EXCEEDED, now)
+            return
+        if self.stopping and self.forming.brings is not None and not self.training.epoch_done:
+            why = f"Stopped by {self.stopping} after round {self.forming.brings}"
+            self.end_after("done", why, SaveReason.GRACEFUL_SHUTDOWN, now)
             return
         if self.training.pool is None:
             self.training.open_epoch(now)

@@ -138,7 +138,7 @@ def _exclude(
         march.losses.ranks([Casualty(rank, reason) for rank in hopeless], now)
     else:
         why = f"what {', '.join(f'rank {rank}' for rank in suspects)} contributed is not finite"
-        march.out += march.cycle.retry(march.world.alive_by_host(), why)
+        march.out += march.cycle.retry(march.world.alive_by_host(), why, now)
 
 
 def _note(march: March, text: str, bad: NonFiniteValue, lost: dict[int, int]) -> None:

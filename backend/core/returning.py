@@ -228,6 +228,7 @@ class Returning(Forming):
         self._membership = membership
         self._kept = kept
         self._held = Held()
+        self.holds_work = True
         self.first_round = max(kept.positions) + 1
         self.restored = False
 

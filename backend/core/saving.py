@@ -31,6 +31,8 @@ class _Open:
     waiting: set[int]
     """ranks whose state has not come whole"""
     progress_at: float
+    bearer: int | None = None
+    """the rank that hands over the consensus, where the controller holds none"""
     parts: dict[int, int] = field(default_factory=dict)
     """parts taken, by rank"""
     whole: list[int] = field(default_factory=list)
@@ -52,6 +54,8 @@ class CheckpointDesk:
         """who asked for one that has not begun"""
         self.trouble = ""
         """why the last one could not be written; empty once one was"""
+        self.orphaned = False
+        """the last one failed because its bearer died: the next one has another"""
         self._missed = ""
         self._open: _Open | None = None
 
@@ -101,13 +105,13 @@ class CheckpointDesk:
         if self._open is not None:
             self._missed = f"due {reason}"
             return []
-        self.asked = self._missed = ""
+        self.asked, self._missed, self.orphaned = "", "", False
         self.number += 1
         alive = self._world.alive()
-        self._open = _Open(reason=reason, manifest=manifest, waiting=set(alive), progress_at=now)
-        request = RequestLocalState(checkpoint=self.number)
-        effects: list[Effect] = [OpenCheckpoint(self.number), *(SendRank(rank, request) for rank in alive)]
-        return effects + self._write_if_complete(now)
+        bearer = self._errands.rank() if self._config.collective else None
+        self._open = _Open(reason=reason, manifest=manifest, waiting=set(alive), progress_at=now, bearer=bearer)
+        asked = [SendRank(rank, RequestLocalState(self.number, consensus=rank == bearer)) for rank in alive]
+        return [OpenCheckpoint(self.number), *asked, *self._write_if_complete(now)]
 
     def local_state(self, rank: int, message: LocalState, now: float) -> list[Effect]:
         """A part of a rank's state arrived. Parts that are out of turn, or of another checkpoint, are ignored."""
@@ -130,9 +134,13 @@ class CheckpointDesk:
 
     def rank_died(self, rank: int, now: float) -> list[Effect]:
         """Nobody waits for the dead: what came of its state in part is left out, and the manifest says so."""
-        if self._open is None:
+        current = self._open
+        if current is None:
             return []
-        self._open.waiting.discard(rank)
+        if rank == current.bearer and rank in current.waiting:
+            self.orphaned = True
+            return self._without_consensus(f"{self._world.where(rank)} died before it had handed over the consensus")
+        current.waiting.discard(rank)
         return self._write_if_complete(now)
 
     def expire(self, now: float) -> list[Effect]:
@@ -145,6 +153,8 @@ class CheckpointDesk:
             current.overdue = True
             return [_failed(f"Checkpoint {self.number} is not on disk after {seconds}; the run goes on without it")]
         late = ", ".join(self._world.where(rank) for rank in sorted(current.waiting))
+        if current.bearer in current.waiting:
+            return self._without_consensus(f"nothing more came from {late} for {seconds}")
         text = f"Checkpoint {self.number} is written without the state of {late}: nothing more came for {seconds}"
         current.waiting.clear()
         warning = Record("events", {"kind": "state_missing", "level": "warning", "text": text}, durable=True)
@@ -190,8 +200,16 @@ class CheckpointDesk:
                 states=tuple(sorted(current.whole)),
                 manifest=current.manifest,
                 keep=self._config.keep_checkpoints,
+                consensus_of=current.bearer,
             )
         ]
+
+    def _without_consensus(self, because: str) -> list[Effect]:
+        """The others' consensus may be another round's by now, so there is nothing to write. Another one is due."""
+        self._open = None
+        self._missed = f"again, because {because}"
+        self.trouble = f"Checkpoint {self.number} could not be written: {because}"
+        return [_failed(self.trouble)]
 
 
 def _failed(text: str) -> Record:

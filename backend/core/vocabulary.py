@@ -48,6 +48,13 @@ class RelayLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RelayHeard:
+    """A host's relay showed on its control link that it runs; what its ranks say there shows it too."""
+
+    host: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankSaid:
     """A message from a rank, over its relay's control link; the runtime checked that the relay owns the rank."""
 
@@ -149,8 +156,8 @@ class Tick:
 
 
 Event = (
-    HostSaid | LinkLost | RelayAttached | RelayLost | RankSaid | RoundFinished | RoundBroken | CheckpointWritten
-    | StrangerRefused | Operator | Lagged | Tick
+    HostSaid | LinkLost | RelayAttached | RelayLost | RelayHeard | RankSaid | RoundFinished | RoundBroken
+    | CheckpointWritten | StrangerRefused | Operator | Lagged | Tick
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------ effects
@@ -254,6 +261,8 @@ class WriteCheckpoint:
     manifest: dict[str, Any]
     keep: int
     """complete checkpoints that may stay, this one included; -1 all"""
+    consensus_of: int | None = None
+    """the rank whose state holds the consensus; none when the reduce plane does"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from backend.core.model import sizes
 from backend.core.vocabulary import CheckpointWritten, WriteCheckpoint
 from backend.runtime import tensor_file
 from backend.runtime.bundle import (
@@ -154,11 +155,15 @@ class CheckpointWriter:
         return {"run": self._place.run_id, "checkpoint": self._number}
 
     def _write(self, effect: WriteCheckpoint) -> Written:
-        consensus, directory = self._committed.consensus, self._directory
-        if consensus is None or directory is None:
+        directory, bearer = self._directory, effect.consensus_of
+        if directory is None or (bearer is None and self._committed.consensus is None):
             raise TensorFileError("no round has been committed, so there is nothing to save")
         layout = _layout(effect.manifest)
         files = self._close_states(effect.states, directory)
+        consensus = self._committed.consensus
+        if bearer is not None:
+            consensus = _handed_over(directory / state_file(bearer), layout)
+        assert consensus is not None
         entries, missing = self._entries(layout, consensus, [directory / state_file(rank) for rank in effect.states])
         written = files[MODEL] = tensor_file.write(directory / MODEL, entries)
         if any(spec.dtype not in WIDE for spec in layout if spec.section != "local"):
@@ -218,6 +223,16 @@ class CheckpointWriter:
         except Exception as error:
             log.exception("checkpoint %d of run %d failed inside the controller", self._number, self._place.run_id)
             self._error = f"internal error: {type(error).__name__}: {error}"
+
+
+def _handed_over(state: Path, layout: list[TensorSpec]) -> Arena:
+    """The consensus in a rank's own file, where no round came by here. Raises ``TensorFileError``: it isn't there, or
+    not this model's."""
+    file = tensor_file.TensorFile.open(state)
+    elements = sum(sizes(layout))
+    if CONSENSUS not in file.entries or (file.code(CONSENSUS), file.shape(CONSENSUS)) != ("F32", (elements,)):
+        raise TensorFileError(f"{state.name} holds no consensus of {elements} elements in f32")
+    return file.array(CONSENSUS)
 
 
 def model_entries(layout: list[TensorSpec], consensus: Arena, state: Path | None) -> tuple[list[Entry], list[str]]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from starlette.websockets import WebSocket
 
 from backend.core.config import RunConfig
-from backend.core.vocabulary import HostSaid, RankSaid, StrangerRefused
+from backend.core.vocabulary import HostSaid, RankSaid, RelayHeard, StrangerRefused
 from backend.reduce import Proof, ReducePlane, SharedArenas, SharedMemoryRefused
 from backend.runtime.driver import Clock, Driver
 from backend.runtime.endings import Stranger, expected, out_of_turn, verdict
@@ -53,16 +53,25 @@ from wire.messages import (
     RankReady,
     Reject,
     RelayExited,
+    RelayHeartbeat,
     RelayHello,
     RelayWelcome,
+    SessionIdGenerated,
+    SessionJoined,
+    SessionLost,
     SharedMemory,
     SyncAck,
+    Synced,
+    SyncRefused,
 )
 from wire.sealing import OPEN_SECRET
 from wire.session import Channel, ChunkReceived, Incoming, Received, Session
 
 FROM_AGENT = (ProbeReport, HostHeartbeat, RankExited, RelayExited, Leaving)
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
+FROM_RANK = (
+    *(RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed),
+    *(SessionIdGenerated, SessionJoined, SessionLost, Synced, SyncRefused),
+)
 
 log = logging.getLogger(__name__)
 
@@ -292,11 +301,12 @@ class Door:
     async def _listen_ranks(self, run: Served, host: int, peer: Peer) -> None:
         while True:
             for event in await peer.read():
-                received = expected(event, FROM_RANK)
-                if not run.links.owns(host, received.rank):
+                received = expected(event, (*FROM_RANK, RelayHeartbeat))
+                beats = isinstance(received.message, RelayHeartbeat)
+                if not (received.rank == NO_RANK if beats else run.links.owns(host, received.rank)):
                     spoken = "the whole host" if received.rank == NO_RANK else f"rank {received.rank}"
                     raise RemoteProtocolError(ErrorCode.BAD_MESSAGE, f"host {host} does not speak for {spoken} here")
-                await run.driver.put(RankSaid(received.rank, received.message))
+                await run.driver.put(RelayHeard(host) if beats else RankSaid(received.rank, received.message))
 
     async def _listen_chunks(self, run: Served, host: int, peer: Peer) -> None:
         while True:

@@ -151,6 +151,7 @@ def _frame(run: Row) -> View:
         "saving": False,
         "checkpoint_trouble": "",
         "not_durable": "",
+        "session": None,
         "round_stages": {},
         "deaths": [],
         "checkpoints": [],

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Integer,
     String,
     Table,
+    delete,
     func,
     insert,
     select,
@@ -25,7 +26,7 @@ from sqlalchemy import (
 )
 
 from backend.store.errors import LocalError
-from backend.store.tables import APPENDED, UPSERTED, hosts, runs
+from backend.store.tables import APPENDED, UPSERTED, continuations, hosts, runs
 
 Row = dict[str, Any]
 Perform = Callable[[Connection], Row]
@@ -61,9 +62,10 @@ def new_run(values: Mapping[str, Any], at: str) -> Perform:
 def new_row(run_id: int, table: str, row: Mapping[str, Any], at: str) -> Perform:
     """The writing of one record by its table's rule; gives the whole row as the queries do. Raises LocalError.
 
-    runs: the run's own row is updated; started_at and ended_at are stamped once, by the phase. hosts, ranks,
-    epochs, checkpoints: the row is merged by its number; joined_at and left_at of a host are stamped once, by its
-    state, and ``at`` stays that of the first writing. Every other table: appended.
+    runs: the run's own row is updated; started_at and ended_at are stamped once, by the phase; with its end goes what
+    was kept of it for another controller. hosts, ranks, epochs, checkpoints: the row is merged by its number;
+    joined_at and left_at of a host are stamped once, by its state, and ``at`` stays that of the first writing. Every
+    other table: appended.
     """
     if table == "runs":
         return _run_update(run_id, _checked(runs, row), at)
@@ -86,9 +88,21 @@ def _run_update(run_id: int, given: Row, at: str) -> Perform:
     stamps = dict(given)
     if given.get("phase") == "training":
         stamps.setdefault("started_at", func.coalesce(runs.c.started_at, at))
-    if given.get("phase") in ENDED_PHASES:
+    over = given.get("phase") in ENDED_PHASES
+    if over:
         stamps.setdefault("ended_at", func.coalesce(runs.c.ended_at, at))
-    return lambda connection: _update(connection, runs, {"id": run_id}, stamps) or _unknown_run(run_id)
+
+    def perform(connection: Connection) -> Row:
+        if over:
+            forget_continuations(connection, run_id)
+        return _update(connection, runs, {"id": run_id}, stamps) or _unknown_run(run_id)
+
+    return perform
+
+
+def forget_continuations(connection: Connection, run_id: int) -> None:
+    """The run is over: no controller takes its cohort up again, and the secret of its links is of no use."""
+    connection.execute(delete(continuations).where(continuations.c.run_id == run_id))
 
 
 def _merge(run_id: int, table: Table, number: str, row: Mapping[str, Any], at: str) -> Perform:

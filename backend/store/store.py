@@ -226,6 +226,7 @@ def _interrupt(connection: Connection, at: str, kept: Collection[int]) -> list[i
             **_progress(connection, run_id),
         }
         connection.execute(update(runs).where(runs.c.id == run_id).values(change))
+        rows.forget_continuations(connection, run_id)
         text = f"The controller stopped while this run was {phase}"
         event = {
             "run_id": run_id,

@@ -18,7 +18,7 @@ GRACE = 6.0
 """seconds before a controller's death in which a death may have gone unnoticed"""
 STALLED = "ReduceStall|TrainStall"
 _LINK = r"link was lost|link ended|relay|the host left"
-_SILENT = r"no sign of life for [\d.]+ s"
+_SILENT = r"(no sign of life|its relay was not heard) for [\d.]+ s"
 CAUSES = {
     "rank killed": "SIGKILL",
     "rank killed in a round": "SIGKILL",
@@ -26,7 +26,7 @@ CAUSES = {
     "relay killed in a round": "relay",
     "agent killed": _LINK,
     "rank stopped": "TrainStall",
-    "relay stopped in a fold": f"TrainStall|{_LINK}|{_SILENT}",
+    "relay stopped in a fold": f"{_LINK}|{_SILENT}",
     "agent stopped": _SILENT,
     "host stopped": _SILENT,
     "link cut": _LINK,

@@ -57,15 +57,7 @@ _ALL = (
     Kind("agent stopped briefly", "host", 1.5, seconds=BRIEF, quiet=True),
     Kind("controller stopped briefly", "controller", 1.0, seconds=BRIEF),
     Kind("rank stopped", "rank", 0.5, "may", seconds=STALLED, timeouts=STALL_TIMEOUTS),
-    Kind(
-        "relay stopped in a fold",
-        "host",
-        0.6,
-        "may",
-        seconds=STALLED,
-        timeouts=STALL_TIMEOUTS,
-        armed=SITES_OF_RELAYS[:1],
-    ),
+    Kind("relay stopped in a fold", "host", 0.6, "must", seconds=LONG, timeouts=1, armed=SITES_OF_RELAYS[:1]),
     # Its relay and ranks are heard meanwhile, unless they have to wait for others for so long.
     Kind("agent stopped", "host", 1.0, "may", seconds=LONG, timeouts=1, quiet=True),
     Kind("host stopped", "host", 0.7, "must", seconds=LONG, timeouts=1, quiet=True),
@@ -85,7 +77,7 @@ _ALL = (
     Kind("controller stopped", "controller", 0.0, "may", seconds=(0.0, 2.0), timeouts=2),
 )
 KINDS = {kind.name: kind for kind in _ALL}
-STALLS = ("rank stopped", "relay stopped in a fold")
+STALLS = ("rank stopped",)
 """they hold a world up for half a minute: one in a world"""
 ENDS = {"": 0.62, "everybody": 0.06, "controller killed": 0.2, "controller killed in a round": 0.06}
 """how a life ends, by the seed; the rest of it: the controller is stopped for longer than the timeout"""

@@ -80,8 +80,9 @@ export function Deaths({ live }) {
 }
 
 function Death({ death }) {
+  const exit = exitOf(death);
   const facts = [
-    ["Exit", exitOf(death)],
+    ...(death.reason.includes(exit) ? [] : [["Exit", exit]]),
     ["Last step", count(death.last_step)],
     ["Last round", death.last_round < 0 ? "none" : count(death.last_round)],
     ["Samples given back", count(death.returned_samples)],

@@ -13,14 +13,14 @@ export function RanksPanel({ live, phase }) {
   const many = ranks.length > MANY;
   const over = isEnded(phase);
   const gpus = ranks.some((rank) => rank.device_total_bytes);
-  const columns = COLUMNS.filter((c) => (c === WINDOW ? !over : gpus || !GPU.includes(c)));
+  const { transports } = live.of("session").value ?? {};
   const note = over ? "Totals over the whole run" : "Plan and progress of the window in hand; totals since the start";
   return html`
     <${Panel} title="Ranks" note=${note}>
       <div class=${many ? "tall-scroll" : ""} tabindex=${many ? 0 : undefined}>
         <${Table}
           caption="Ranks"
-          columns=${columns}
+          columns=${columnsOf({ over, gpus, transports })}
           rows=${ranks}
           keyOf=${(rank) => rank.rank}
           rowClass=${(rank) => (rank.state === "dead" ? "gone" : "")}
@@ -92,3 +92,10 @@ const COLUMNS = [
   figures("Memory", (r) => (r.rss_bytes ? bytes(r.rss_bytes) : MISSING), (r) => r.rss_bytes),
   ...GPU,
 ];
+
+/** A run that is over has no window in hand; only ranks that average among themselves have a way to each other. */
+function columnsOf({ over, gpus, transports }) {
+  const columns = COLUMNS.filter((c) => (c === WINDOW ? !over : gpus || !GPU.includes(c)));
+  if (over || !Object.keys(transports ?? {}).length) return columns;
+  return [...columns, column("Averages by", (r) => transports[r.rank] ?? MISSING, { sort: (r) => transports[r.rank] })];
+}

@@ -96,7 +96,7 @@ def test_the_live_view_and_the_history_have_every_promised_key(api: Api) -> None
         ({"job": "digits.py:Digits", "quorum": 3, "target": 2}, "target", "target_below_quorum"),
         ({"job": "digits.py:Digits", "start_mode": "manual", "target": 4}, "target", "manual_with_target"),
         ({"job": "digits.py:Digits", "cap_seconds": 10.0}, "cap_seconds", "cap_below_window"),
-        ({"job": "digits.py:Digits", "mode": "nccl_sync"}, "mode", "mode_unavailable"),
+        ({"job": "digits.py:Digits", "mode": "nccl_async"}, "mode", "async_needs_cpu"),
         ({"job": "digits.py:Digits", "mode": "warp"}, "mode", "mode_unknown"),
     ],
 )

@@ -140,7 +140,7 @@ class TestEnds:
                 ended(phase="failed", reason="AllRanksLost: All 3 ranks are dead"),
             ),
             (
-                [done_to(1, "relay stopped in a fold")],
+                [done_to(1, "rank stopped")],
                 ended(phase="failed", reason="ReduceStall: round 7 did not close"),
             ),
         ],
@@ -152,6 +152,11 @@ class TestEnds:
         ("struck", "end", "words"),
         [
             ([], ended(phase="failed", reason="ReduceStall: round 7 did not close"), "nothing that was done explains"),
+            (
+                [done_to(1, "relay stopped in a fold")],
+                ended(phase="failed", reason="ReduceStall: round 7 did not close"),
+                "nothing that was done explains",
+            ),
             ([], ended(phase="training", reason=""), "nothing that was done explains"),
             ([done_to(1, "controller killed")], ended(phase="done"), "nothing that was done explains"),
             ([done_to(rank, "relay killed") for rank in (0, 1, 2)], ended(phase="done"), "nothing that was done"),

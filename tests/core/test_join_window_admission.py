@@ -299,11 +299,21 @@ def test_the_first_carrier_counts_even_if_it_came_second():
     assert "gpu-1 runs 12.8" in refusal.reason
 
 
-def test_nccl_needs_gpus():
-    refusal = join(JoinWindow(NCCL, 0.0), 1, hello(devices=devices(2, "cpu")))
+def test_a_collective_mixes_no_kinds_of_devices():
+    window = JoinWindow(NCCL, 0.0)
+    assert isinstance(join(window, 0, hello("gpu-0")), Admission)
 
-    assert refusal.code == "device_not_cuda"
-    assert "cpu:0" in refusal.reason
+    refusal = join(window, 1, hello("laptop", devices=devices(2, "cpu")))
+
+    assert refusal.code == "device_mix"
+    assert "laptop offers cpu:0, cpu:1" in refusal.reason
+    assert "would mix cpu and cuda" in refusal.reason
+
+
+def test_cpus_alone_sum_over_gloo():
+    window = JoinWindow(NCCL, 0.0)
+    for link in range(2):
+        assert isinstance(join(window, link, hello(f"cpu-{link}", devices=devices(2, "cpu"))), Admission)
 
 
 @pytest.mark.parametrize(("precision", "kind", "let_in"), [

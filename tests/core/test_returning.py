@@ -11,7 +11,7 @@ from rehearsal import Rehearsal
 from backend.core.cohort import Cohort
 from backend.core.config import RunConfig
 from backend.core.returning import Kept, read_kept
-from backend.core.vocabulary import Effect, HostSaid, RankSaid, RelayAttached, SendRelay, Tick, WriteCheckpoint
+from backend.core.vocabulary import Effect, HostSaid, RankSaid, SendRelay, Tick, WriteCheckpoint
 from simulation.played import Batch, PlayedHost, PlayedRank
 from simulation.props import VERSIONS
 from simulation.rounds import Sum
@@ -88,7 +88,7 @@ class Restarted(Play):
             played.held_round, played.alive = old.held_round, old.alive
             ready = RankReady("L", 1, 0, held_round=old.held_round, held_hash=f"{old.base}")
             self.stage.after(0.05, self.say_again, played, ready)
-        self.stage.after(0.04, lambda: self.feed(RelayAttached(host.host)))
+        self.stage.after(0.04, self.attach, host)
 
     def say_again(self, played: PlayedRank, message: Message) -> None:
         if played.alive:
@@ -301,3 +301,50 @@ def test_two_claims_for_one_host_and_hosts_unknown_are_refused_by_name():
 
 def test_nothing_is_kept_where_nobody_is_to_come_back():
     assert killed(replace(CONFIG, reattach_seconds=0.0), MIDWAY).rows("continuations") == []
+
+
+def test_a_stop_while_its_cohort_comes_back_saves_before_it_ends_the_run():
+    before = killed(CONFIG, MIDWAY)
+    again = Restarted(before, before.kept())
+    refused = []
+    again.at(0.02, lambda: again.operate("stop", by="somebody"))
+    again.at(0.03, lambda: refused.extend(again.operate("stop", by="somebody")))
+    again.run()
+    last = again.cohort.march.forming.brings
+    assert (again.end.phase, again.end.reason) == ("done", f"Stopped by somebody after round {last}")
+    assert not again.accepted.rounds, "nothing is trained any more"
+    assert [row["reason"] for row in again.rows("checkpoints")] == [again.end.reason]
+    assert again.rows("runs")[-1]["stopped_by"] == "somebody"
+    assert [each.code for each in refused] == ["already_ending"]
+    assert "somebody asked the run to stop: it ends when its cohort is back and has saved" in [
+        row["text"] for row in again.rows("events")
+    ]
+
+
+def test_a_stop_under_the_controller_that_was_killed_is_obeyed_by_the_next():
+    before = killed(CONFIG, MIDWAY)
+    before.operate("stop", by="somebody")
+    rounds = len(before.accepted.rounds)
+    before.run(until=MIDWAY + 0.03)
+    kept = replace(before.kept(), stopping="somebody")
+    assert before.end is None
+    again = Restarted(before, kept).run()
+    assert (again.end.phase, again.end.reason.partition(" after")[0]) == ("done", "Stopped by somebody")
+    assert len(before.accepted.rounds) - rounds <= 1
+
+
+def test_a_stop_that_nobody_comes_back_for_leaves_the_run_interrupted():
+    before = killed(CONFIG, MIDWAY)
+    again = Restarted(before, before.kept(), "h0", "h1")
+    again.at(0.02, lambda: again.operate("stop", by="somebody"))
+    again.run()
+    assert again.end.phase == "interrupted"
+    assert again.rows("runs")[-1]["stopped_by"] == "somebody"
+
+
+def test_an_abort_while_its_cohort_comes_back_waits_for_nobody():
+    before = killed(CONFIG, MIDWAY)
+    again = Restarted(before, before.kept())
+    again.at(0.02, lambda: again.operate("abort", by="somebody"))
+    again.run()
+    assert (again.end.phase, again.end.reason, again.now) == ("failed", "Aborted by somebody", 0.02)

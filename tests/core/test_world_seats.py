@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backend.core.cycle import Cycle
+from backend.core.cycle import Cycle, Streams
 from backend.core.vocabulary import RoundFinished
 from backend.core.world import HostSeat, World
 from wire.messages import Device, SyncAck, Versions
@@ -77,7 +77,7 @@ def test_a_host_is_found_by_its_link() -> None:
 
 def test_a_round_settles_with_the_last_living_acknowledgement() -> None:
     seats = world(3)
-    cycle = Cycle(1, 0)
+    cycle = Cycle(Streams(1, 0))
     cycle.start(seats.alive_by_host(), 0.0)
     assert not cycle.settled(seats.lives)
     cycle.finished(finished(-1, 0, 1, 2))
@@ -95,10 +95,10 @@ def test_a_round_settles_with_the_last_living_acknowledgement() -> None:
 
 def test_another_attempt_waits_for_the_survivors_only() -> None:
     seats = world(2, 1)
-    cycle = Cycle(1, 0)
+    cycle = Cycle(Streams(1, 0))
     cycle.start(seats.alive_by_host(), 0.0)
     seats.remove(2, "dead")
-    cycle.retry(seats.alive_by_host(), "rank 2 died")
+    cycle.retry(seats.alive_by_host(), "rank 2 died", 0.0)
     assert cycle.open is not None
     assert cycle.open.ranks == cycle.open.waiting == {0, 1}
     cycle.finished(finished(-1, 0, 1, attempt=1))

@@ -133,7 +133,7 @@ def test_a_death_is_on_the_page(browser: Browser, repository: Stage) -> None:
     repository.until(run, lambda view: view["round"] >= 2, "two rounds")
     repository.workers[1].child("worker.rank").kill()
     repository.until(run, lambda view: view["deaths"], "the death", 35)
-    expect(watched.page.get_by_text("SIGKILL", exact=False).first).to_be_visible()
+    expect(watched.page.locator(".death").get_by_text("killed by SIGKILL")).to_have_count(1)
     expect(watched.page.get_by_text("right", exact=False).first).to_be_visible()
     repository.ended(run)
     expect(watched.page.get_by_text("Done", exact=True).first).to_be_visible()

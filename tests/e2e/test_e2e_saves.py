@@ -97,6 +97,7 @@ def test_killed_while_it_saves_the_controller_resumes_from_a_saved_step(tmp_path
             else:
                 rounds = 0
                 config = {"checkpoint_rounds": 1, "checkpoint_epochs": None, "keep_checkpoints": KEPT}
+                config["reattach_seconds"] = 0  # what the next controller goes on from is to be the checkpoint
                 run = marchline.create("freight.py:Freight", fixed_counts=list(COUNTS), params=params, **config)
             train_and_save(marchline, run)
             if number < len(planned):

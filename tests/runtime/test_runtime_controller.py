@@ -54,7 +54,7 @@ async def first_frame(feed: Feed, run_id: int | None) -> dict[str, Any]:
         ({"job": "../secret.py:Toy"}, {"job": "job_outside_dir"}),
         ({"job": "toy.py:Absent"}, {"job": "job_class_missing"}),
         ({"quorum": 1}, {"quorum": "quorum_below_two"}),
-        ({"mode": "nccl_sync"}, {"mode": "mode_unavailable"}),
+        ({"mode": "nccl_async"}, {"mode": "async_needs_cpu"}),
         ({"params": {"hidden": 3}}, {"params.hidden": "param_unknown"}),
         ({"quorum": 1, "epochs": 0, "job": "no.py:X"}, {"quorum": 0, "epochs": 0, "job": "job_not_found"}),
     ],
