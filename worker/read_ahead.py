@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from threading import Thread
@@ -111,8 +112,8 @@ class ReadAhead:
         order(AHEAD)
         if not waiting:
             return
-        begin = lambda cut: self._begin(make, cut)  # noqa: E731
-        self._thread = Thread(target=_work, args=(orders, begin, self._thread), name="read ahead", daemon=True)
+        work = (orders, partial(self._begin, make), self._thread)
+        self._thread = Thread(target=_work, args=work, name="read ahead", daemon=True)
         self._thread.start()
         try:
             while waiting:

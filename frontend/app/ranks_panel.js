@@ -61,7 +61,7 @@ const done = (r) => html`
 /** How busy the rank's GPU is, as a figure and a bar. */
 const use = ({ device_utilisation: share }) =>
   Number.isFinite(share)
-    ? html`<span class="use"><i class="use-bar" style=${{ "--share": `${share}%` }} aria-hidden="true" />${share} %</span>`
+    ? html`<span class="use"><i class="use-bar" aria-hidden="true"><i style=${{ width: `${share}%` }} /></i>${share} %</span>`
     : MISSING;
 
 /** 41.2 of 141 GiB, with the rank's own peak behind it. */
