@@ -35,6 +35,7 @@ def plan_of(run_id: int, config: RunConfig, dataset_size: int, *, resumed: bool)
         write_back=config.write_back,
         blend_alpha=config.blend_alpha,
         resumed=resumed,
+        precision=config.precision,
     )
 
 
