@@ -7,6 +7,7 @@ It connects to the relay, builds the job, trains, and leaves when told to. Whate
 from __future__ import annotations
 
 import faulthandler
+import logging
 import math
 import os
 import sys
@@ -42,6 +43,8 @@ from worker.specs import RankSpec
 from worker.trainer import Trainer
 from worker.write_back import WriteBack
 
+LOG_VARIABLE = "MARCHLINE_RANK_LOG"
+"""a level of ``logging``: at debug, a rank tells each collective that it enters and leaves"""
 _MAX_MESSAGE = 2000
 _MAX_LINES = 4096
 
@@ -53,6 +56,7 @@ class Fenced(Exception):
 def main() -> int:
     """Run one rank; the process's exit code."""
     faulthandler.enable()
+    show_log(os.environ.get(LOG_VARIABLE, ""))
     failpoints.arm_or_exit(os.environ)
     spec = msgspec.json.decode(receive_orders(), type=RankSpec)
     failpoints.identify(rank=spec.rank)
@@ -70,6 +74,17 @@ def main() -> int:
     finally:
         if link is not None:
             link.close()
+
+
+def show_log(level: str) -> None:
+    """Have this package's log on stderr, and leave the job's own logging alone. A level that there is not is none."""
+    if level.upper() in logging.getLevelNamesMapping():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%H:%M:%S"))
+        log = logging.getLogger("worker")
+        log.addHandler(handler)
+        log.setLevel(level.upper())
+        log.propagate = False
 
 
 def train(spec: RankSpec, link: RankLink, interrupt: Interrupt, progress: ProgressBlock) -> None:
