@@ -22,14 +22,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from worker.arena import Arena
 from worker.collective import Collective, Spoilt, SyncName
 from worker.communicator import Communicator, Guard, Library
 from worker.flat import FlatModel
 from worker.gloo_communicator import GlooLibrary
 from worker.nccl_communicator import NcclLibrary
 from worker.sessions import Place
-
-from worker.arena import Arena
 
 PARTS = 8
 """tensors that parameters and buffers are cut into"""
