@@ -27,6 +27,8 @@ from torch import Tensor
 from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, SessionError, leave_behind
 
 _LOOK_SECONDS = 0.001
+_REACH_SECONDS = 10.0
+"""for the generator's host to answer; it listens before its identity is told"""
 _distributed: Any = torch.distributed
 """what it brings for gloo has no types"""
 
@@ -186,6 +188,7 @@ class _Joining:
     def _connect(self) -> tuple[Any, list[socket.socket]]:
         host, port = self._meeting
         timeout = timedelta(seconds=self._seconds)
+        socket.create_connection(self._meeting, min(_REACH_SECONDS, self._seconds)).close()  # torch would try for ever
         store = _distributed.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
         before = _descriptors()
         options = _distributed.ProcessGroupGloo._Options()
