@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from odometers import armed, injected
-from stage import JOBS, Stage, Worker, wait_for
+from stage import JOBS, THOROUGH, Stage, Worker, wait_for
 
 from wire.failpoints import injections
 
@@ -87,7 +87,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(marchline: St
     [
         ("raise", {"exception": "ValueError", "exit_code": 1}),
         ("exit0", {"exception": "SystemExit"}),
-        ("segfault", {"signal": "SIGSEGV"}),
+        pytest.param("segfault", {"signal": "SIGSEGV"}, marks=THOROUGH),
     ],
 )
 def test_a_rank_that_goes_wrong_by_itself(marchline: Stage, kind: str, expected: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from wire.messages import (
     RankHello,
     RankReady,
     Reject,
+    RelayHeartbeat,
     RelayHello,
     RelayWelcome,
     RequestParams,
@@ -92,6 +94,8 @@ class Controller:
         self.proof = Proof()
         self.doors: dict[tuple[Channel, int], Door] = {}
         self.heard: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self.beats: Counter[int] = Counter()
+        """heartbeats by host's relay"""
         self.results: asyncio.Queue[RoundFinished | RoundBroken] = asyncio.Queue()
         self.attached: dict[int, asyncio.Event] = {host: asyncio.Event() for host in hosts}
         self.refuse = ""
@@ -154,6 +158,13 @@ class Controller:
 
     def commit(self, finished: RoundFinished) -> None:
         self.send_relays(RoundCommitted(finished.round, finished.attempt, finished.realized, finished.buffers_realized))
+
+    async def beating(self, host: int, times: int = 3) -> None:
+        """Until this host's relay has shown a few times more that it runs."""
+        async with asyncio.timeout(PATIENCE):
+            until = self.beats[host] + times
+            while self.beats[host] < until:  # noqa: ASYNC110  # another process sends them
+                await asyncio.sleep(0.01)
 
     async def end(self, channel: Channel) -> None:
         """Close these links as a run that is over does, once all is written."""
@@ -222,6 +233,9 @@ class Controller:
                     case Received(message=SharedMemory() as offer):
                         self.plane.share(host, SharedArenas(offer.directory))
                         door.shared.set()
+                    case Received(rank=rank, message=RelayHeartbeat()):
+                        assert (rank, door.session.channel) == (NO_RANK, Channel.CONTROL)
+                        self.beats[host] += 1
                     case Received(rank=rank, message=message):
                         self.heard.put_nowait((rank, message))
 
