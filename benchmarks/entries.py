@@ -32,6 +32,8 @@ JOB_DIR = ROOT / "benchmarks" / "jobs"
 JOB = "fashion.py:Fashion"
 ENDED = frozenset({"done", "failed", "interrupted"})
 POLL_SECONDS = 0.25
+INTERFACES = {"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"}
+"""for libraries that connect ranks directly: all of them are on this machine"""
 GRACE_SECONDS = 5.0
 """what a peer's ranks get from the moment at which one failed, and from SIGTERM to SIGKILL"""
 
@@ -48,6 +50,13 @@ class Task:
     data: Path
     place: Path
     limit: float
+    gpus: int = 0
+    """each rank has one of these to itself, in turn; 0: ranks are on CPUs"""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """What the agents offer, in turn."""
+        return tuple(str(gpu) for gpu in range(self.gpus)) or ("cpu:1",)
 
     @property
     def weights(self) -> Path:
@@ -56,7 +65,7 @@ class Task:
 
     def environment(self, *, notes: bool) -> dict[str, str]:
         """Of a process that trains, or that starts such: one thread, our packages, the data."""
-        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", DATA_VARIABLE: str(self.data)}
+        own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", DATA_VARIABLE: str(self.data)} | INTERFACES
         return own | ({WEIGHTS_VARIABLE: str(self.weights)} if notes else {})
 
 
@@ -73,45 +82,87 @@ class Traces:
 # ------------------------------------------------------------------------------------------------ Marchline
 
 
-def run_marchline(mode: str, task: Task) -> Traces:
-    """A controller and an agent for each rank, over the REST interface."""
-    data_dir = task.place / "var"
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An agent of a run; ``emulate_ms`` a batch, none for the device's own speed."""
+
+    name: str
+    devices: str
+    emulate_ms: float | None
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """A run as a user would have it: ``settings`` beyond job and world are as ``POST runs`` takes them. It must be over
+    at ``deadline`` (monotonic); ``place`` is its own directory."""
+
+    place: Path
+    job: str
+    job_dir: Path
+    settings: dict[str, Any]
+    hosts: tuple[Host, ...]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a run that is done left: its view and its rounds."""
+
+    view: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    data_dir: Path
+
+    def by_speed(self, window: Window) -> Window:
+        """The window with its ranks as the hosts were named, fastest first; hosts join in an order of their own."""
+        by_speed = sorted(self.view["ranks"], key=lambda rank: rank["emulated_ms"])
+        return replace(window, batches=tuple(window.batches[rank["rank"]] for rank in by_speed))
+
+
+def play(show: Show) -> Played:
+    """A controller and agents, over the REST interface, until the run is done. Raises ``EntryFailed``."""
+    data_dir = show.place / "var"
     data_dir.mkdir()
     url = f"http://127.0.0.1:{free_port()}"
-    deadline = time.monotonic() + task.limit
     try:
-        with Children(task.place) as children, Client(url, data_dir / "operator.token") as client:
-            _start_controller(url, data_dir, children, client)
-            run = client.post("runs", _run_of(mode, task))["id"]
-            _start_agents(url, task, children, client)
-            view = _until_ended(run, children, client, deadline)
+        with Children(show.place) as children, Client(url, data_dir / "operator.token") as client:
+            _start_controller(url, data_dir, show.job_dir, children, client)
+            run = client.post("runs", _run_of(show))["id"]
+            _start_agents(url, show, children, client)
+            view = _until_ended(run, children, client, show.deadline)
             rounds = [row for page in client.pages(f"runs/{run}/rounds", after=-1, key="round") for row in page]
     except (DemoError, CliError) as error:
         raise EntryFailed(str(error)) from error
     if view["phase"] != "done":
         raise EntryFailed(f"the run ended as {view['phase']}: {view['reason']}")
+    return Played(view, rounds, data_dir)
+
+
+def run_marchline(mode: str, task: Task) -> Traces:
+    """An agent for each rank; nothing but the work and who takes part is set: the rest are the defaults."""
+    hosts = tuple(
+        Host(name, task.devices[index % len(task.devices)], ms, task.environment(notes=index == 0))
+        for index, (name, ms) in enumerate(zip(NAMES, task.ms, strict=False))
+    )
+    settings = {"mode": mode, "batch_size": task.batch_size, "epochs": task.epochs}
+    played = play(Show(task.place, JOB, JOB_DIR, settings, hosts, time.monotonic() + task.limit))
+    rounds = played.rounds
     moments = [datetime.fromisoformat(row["at"]).timestamp() for row in rounds]
-    window = _by_speed(view, window_of_rounds(rounds, moments, len(task.ms), WARM_UP_ROUNDS))
-    _note_checkpoint(data_dir, view, task, moments[-1])
+    window = played.by_speed(window_of_rounds(rounds, moments, len(task.ms), WARM_UP_ROUNDS))
+    _note_checkpoint(played, task, moments[-1])
     allotments = rounds[-1]["planned"] or rounds[-2]["planned"]
     return Traces(moments[0], moments[-1], window, {"rounds": len(rounds), "last_allotments": allotments})
 
 
-def _by_speed(view: dict[str, Any], window: Window) -> Window:
-    """The window with its ranks as the task has them, fastest first; hosts join in an order of their own."""
-    by_speed = sorted(view["ranks"], key=lambda rank: rank["emulated_ms"])
-    return replace(window, batches=tuple(window.batches[rank["rank"]] for rank in by_speed))
-
-
-def _note_checkpoint(data_dir: Path, view: dict[str, Any], task: Task, moment: float) -> None:
+def _note_checkpoint(played: Played, task: Task, moment: float) -> None:
     """The run's last checkpoint as the last noted weights: what a user would take home."""
-    tensors = load_file(data_dir / view["checkpoints"][-1]["path"])
+    tensors = load_file(played.data_dir / played.view["checkpoints"][-1]["path"])
     names = [name for name, _ in images.network().named_parameters()]
     np.save(task.weights / f"{int(moment * 1e9)}.npy", np.concatenate([tensors[name].ravel() for name in names]))
 
 
-def _start_controller(url: str, data_dir: Path, children: Children, client: Client) -> None:
-    place = ["--port", url.rpartition(":")[2], "--data-dir", str(data_dir), "--job-dir", str(JOB_DIR)]
+def _start_controller(url: str, data_dir: Path, job_dir: Path, children: Children, client: Client) -> None:
+    place = ["--port", url.rpartition(":")[2], "--data-dir", str(data_dir), "--job-dir", str(job_dir)]
     children.start("controller", ["-m", "backend", "serve", *place], {"PYTHONPATH": str(ROOT)})
     deadline = time.monotonic() + READY_SECONDS
     while not client.is_ready():
@@ -121,19 +172,19 @@ def _start_controller(url: str, data_dir: Path, children: Children, client: Clie
         time.sleep(POLL_SECONDS)
 
 
-def _run_of(mode: str, task: Task) -> dict[str, Any]:
-    """Nothing but the work and who takes part: the scheduler's settings are the defaults."""
-    world = len(task.ms)
-    work = {"batch_size": task.batch_size, "epochs": task.epochs}
-    return {"job": JOB, "name": "bench", "mode": mode, "start_mode": "auto", "quorum": world, "target": world} | work
+def _run_of(show: Show) -> dict[str, Any]:
+    world = len(show.hosts)
+    who = {"start_mode": "auto", "quorum": world, "target": world}
+    return {"job": show.job, "name": "bench"} | who | show.settings
 
 
-def _start_agents(url: str, task: Task, children: Children, client: Client) -> None:
+def _start_agents(url: str, show: Show, children: Children, client: Client) -> None:
     token = {"MARCHLINE_JOIN_TOKEN": client.get("controller")["join_token"]}
-    for index, (name, ms) in enumerate(zip(NAMES, task.ms, strict=False)):
-        options = ["--join", url, "--name", name, "--devices", "cpu:1", "--job-dir", str(JOB_DIR)]
-        environment = task.environment(notes=index == 0) | token
-        children.start(name, ["-m", "worker", *options, "--emulate-ms-per-batch", f"{ms:g}"], environment)
+    for host in show.hosts:
+        options = ["--join", url, "--name", host.name, "--devices", host.devices, "--job-dir", str(show.job_dir)]
+        if host.emulate_ms is not None:
+            options += ["--emulate-ms-per-batch", f"{host.emulate_ms:g}"]
+        children.start(host.name, ["-m", "worker", *options], host.environment | token)
 
 
 def _until_ended(run: int, children: Children, client: Client, deadline: float) -> dict[str, Any]:
@@ -177,7 +228,8 @@ def _start_rank(
     program: list[str], settings: dict[str, str], task: Task, rank: int, port: int
 ) -> subprocess.Popen[bytes]:
     own = {"rank": rank, "world": len(task.ms), "ms": task.ms[rank], "batch-size": task.batch_size}
-    shared = {"samples": task.samples, "port": port, "place": task.place}
+    device = f"cuda:{rank % task.gpus}" if task.gpus else "cpu"
+    shared = {"samples": task.samples, "port": port, "place": task.place, "device": device}
     options = [text for name, value in (own | shared).items() for text in (f"--{name}", str(value))]
     with (task.place / f"rank{rank}.log").open("wb") as log:
         return subprocess.Popen(

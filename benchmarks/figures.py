@@ -73,6 +73,16 @@ def window_of_rounds(rounds: Sequence[dict[str, Any]], moments: Sequence[float],
     return _checked(Window(moments[-1] - moments[skip - 1], batches, sum(row["samples"] for row in counted)))
 
 
+def window_of_work(rounds: Sequence[dict[str, Any]], ranks: int, skip: int) -> Window:
+    """The rounds after the first ``skip``, each from the opening of its window to its close by the controller's own
+    clock: what lies between them (evaluation, say) does not count. Raises ``EntryFailed`` when there are none."""
+    if len(rounds) <= skip:
+        raise EntryFailed(f"only {len(rounds)} rounds, and the first {skip} are calibration; train more samples")
+    counted = rounds[skip:]
+    batches = tuple(sum(int((row["realized"] or {}).get(str(rank), 0)) for row in counted) for rank in range(ranks))
+    return _checked(Window(sum(row["seconds"] for row in counted), batches, sum(row["samples"] for row in counted)))
+
+
 def _checked(window: Window) -> Window:
     if window.seconds <= 0 or sum(window.batches) == 0:
         raise EntryFailed("it ended before it was warm; train more samples")
@@ -102,9 +112,10 @@ def time_to(target: float, curve: Sequence[tuple[float, float]]) -> float | None
 
 def table(entries: Sequence[dict[str, Any]], target: float) -> list[str]:
     """Lines of a Markdown table, one entry each; those that failed say why below it."""
+    head = ("entry", "samples/s", "of solo rates", "idle by rank", f"s to {target:.0%}")
     lines = [
-        f"| entry | samples/s | of solo rates | idle by rank | s to {target:.0%} | final accuracy | s in all | load |",
-        "|---|---:|---:|---|---:|---:|---:|---:|",
+        f"| {' | '.join((*head, 'final accuracy', 'loss', 's in all', 'load'))} |",
+        "|---|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
     failed = []
     for entry in entries:
@@ -119,6 +130,7 @@ def table(entries: Sequence[dict[str, Any]], target: float) -> list[str]:
             " ".join(f"{idle:.0%}" for idle in entry["idle"]),
             "-" if reached is None else f"{reached:.1f}",
             f"{entry['accuracy']:.3f}",
+            f"{entry['loss']:.4f}",
             f"{entry['wall_seconds']:.1f}",
             f"{entry['load'][0]:.1f}",
         ]

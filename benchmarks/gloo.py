@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
-from threading import Timer
 from typing import Any, Self
 
 from benchmarks.entries import ROOT, free_port
 from benchmarks.figures import EntryFailed
 from benchmarks.netns import Host
+from benchmarks.waiting import Waiting, durations, end
 
-ANSWER_SECONDS = 300.0
 SEND = """
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as link:
@@ -27,45 +23,25 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as link:
 """
 
 
-class Gloo:
+class Gloo(Waiting):
     """A process a rank, each in its place (none: this namespace). Raises ``EntryFailed`` when one fails."""
 
     def __init__(self, world: int, places: tuple[Host, ...] = ()) -> None:
+        super().__init__("gloo")
         self.world = world
         self._places = places
-        self._stack = ExitStack()
-        self._ranks: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
         address = self._places[0].address if self._places else "127.0.0.1"
         meet = f"{address}:{free_port()}"
-        try:
-            for rank in range(self.world):
-                self._start(rank, meet)
-            for process in self._ranks:
-                self._answer(process)
-        except BaseException:
-            self._stack.close()
-            raise
+        self.start([self._program(rank, meet) for rank in range(self.world)])
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
     def go(self, elements: int, times: int, dtype: str = "f32") -> list[float]:
-        """Seconds of each repetition, from the moment at which the last rank was in it to that at which the last had
-        its result; every repetition begins at a barrier."""
-        order = json.dumps({"elements": elements, "times": times, "dtype": dtype})
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(order + "\n")
-            rank.stdin.flush()
-        answers = [self._answer(rank) for rank in self._ranks]
-        begun = [max(moments) for moments in zip(*(answer["begun"] for answer in answers), strict=True)]
-        ended = [max(moments) for moments in zip(*(answer["ended"] for answer in answers), strict=True)]
-        return [end - begin for begin, end in zip(begun, ended, strict=True)]
+        """Seconds of each repetition; every one begins at a barrier."""
+        return durations(self.ask({"elements": elements, "times": times, "dtype": dtype}))
 
-    def _start(self, rank: int, meet: str) -> None:
+    def _program(self, rank: int, meet: str) -> tuple[list[str], dict[str, Any]]:
         place = self._places[rank] if self._places else None
         program = [sys.executable, "-m", "benchmarks.peers.allreduce", "--rank", str(rank)]
         program += ["--world", str(self.world), "--meet", meet]
@@ -74,29 +50,7 @@ class Gloo:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(ROOT),
         }
-        process = subprocess.Popen(
-            place.command(*program) if place else program,
-            env={**os.environ, **own},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches us alone; its stdin ends with us
-        )
-        self._ranks.append(process)
-        self._stack.callback(_end, process)
-
-    def _answer(self, rank: subprocess.Popen[str]) -> dict[str, Any]:
-        assert rank.stdout is not None
-        timer = Timer(ANSWER_SECONDS, rank.kill)
-        timer.start()
-        try:
-            line = rank.stdout.readline()
-        finally:
-            timer.cancel()
-        if not line.startswith("{"):
-            raise EntryFailed(f"gloo's process {rank.args!r} ended without an answer")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return place.command(*program) if place else program, own
 
 
 def raw_stream(host: Host, address: str, megabytes: float) -> float:
@@ -116,19 +70,7 @@ def raw_stream(host: Host, address: str, megabytes: float) -> float:
                     received += count
                 seconds = time.monotonic() - started
         finally:
-            _end(sender)
+            end(sender)
     if received < size:
         raise EntryFailed(f"the raw stream ended after {received} of {size} bytes")
     return size * 8 / 1e6 / seconds
-
-
-def _end(process: subprocess.Popen[Any]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()

@@ -207,6 +207,36 @@ class Arena:
         self._packed, self._looking = False, None
         return adoption.result().consensus_hash
 
+    @property
+    def values(self) -> FloatArray:
+        """This rank's mapped file, (elements,). Raises ``ArenaError`` before ``create_out``."""
+        return self._mapped()
+
+    @property
+    def consensus(self) -> FloatArray:
+        """What was adopted last, (elements,), not writable. Raises ``ArenaError`` when nothing was."""
+        if self._base is None:
+            raise ArenaError("no consensus was adopted yet")
+        return self._base
+
+    @property
+    def slots(self) -> dict[str, Tensor]:
+        """Views of the file, in their tensors' shapes, by owner's name."""
+        return self._slots
+
+    def tensors(self) -> Iterator[tuple[TensorSpec, Tensor]]:
+        """The averaged tensors in arena order as the model holds them now, each storage once. Raises ``ArenaError``."""
+        return ((place.spec, place.tensor) for place in self._places())
+
+    def live_on(self, homes: dict[str, Tensor]) -> None:
+        """Move what can live in these homes there, by owner's name; the file is a copy from here on."""
+        self._staging = None
+        move_home(self._model, homes)
+
+    def unstage(self) -> None:
+        """Free the buffers on the device: no round takes its way over the file any more."""
+        self._staging = None
+
     def local_state(self) -> dict[str, Tensor]:
         """CPU copies of the ``local`` tensors by name, aliases too: what a checkpoint adds to the rest."""
         tensors = state_tensors(self._model)

@@ -16,6 +16,13 @@
     any        DeclareDead (own rank)       draining         Leave, as fenced
     any        Rewind                       idle             Back: whatever the last round did not hold is void
     any        Shutdown                     draining         Leave
+    any        RequestSessionId             same             MakeSessionId
+    any        NewSession                   same             JoinSession
+    any        AbortSession                 same             DropSession; a sync stays open: it is asked for again
+    idle       SyncNow                      reducing         Sync
+    working    SyncNow                      reducing         Sync; the chunk goes on after the round
+    reducing   SyncNow, same round          reducing         Sync again, in whatever session there is then
+    reducing   SyncCommitted                idle or working  AdoptSync
     draining   anything                     draining         none
 
 In the asynchronous modes (``overlap``) a round stops nobody: RequestParams packs between two batches and the chunk goes
@@ -25,6 +32,10 @@ packed is *ahead* of the round; it counts in the next one.
 A rank whose contribution was refused is asked again as ``excluded``. It starts anew from the consensus: what it did
 since the last round, whatever came after the arena was packed included, counts nowhere.
 
+In the collective modes (design section 7) only the initial broadcast comes as RequestParams; every later round is a
+sync, which changes nothing here before it is committed. There is no way back to a round: a sync is nobody's but the
+ranks'.
+
 No clock, no tensors, no I/O. A message that has no row raises ``IllegalMessage``: somebody has a bug, and a
 rank that guesses would spoil the consensus.
 """
@@ -32,27 +43,47 @@ rank that guesses would spoil the consensus.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
 from wire.mass import gamma_mass, mover_mass
 from wire.messages import (
+    AbortSession,
     ChunkDone,
     DeclareDead,
     Evaluate,
     Message,
+    NewSession,
     RequestLocalState,
     RequestParams,
+    RequestSessionId,
     Rewind,
     RoundCommitted,
     Shutdown,
     SnapshotReady,
     StartChunk,
+    SyncCommitted,
+    SyncNow,
     Update,
     UpdateStaged,
 )
+from worker.actions import Action as Action
+from worker.actions import Adopt as Adopt
+from worker.actions import AdoptSync as AdoptSync
+from worker.actions import Back as Back
+from worker.actions import DropSession as DropSession
+from worker.actions import JoinSession as JoinSession
+from worker.actions import Leave as Leave
+from worker.actions import LookAhead as LookAhead
+from worker.actions import MakeSessionId as MakeSessionId
+from worker.actions import Pack as Pack
+from worker.actions import Resend as Resend
+from worker.actions import Score as Score
+from worker.actions import SendLocal as SendLocal
+from worker.actions import SetClock as SetClock
+from worker.actions import Sync as Sync
+from worker.actions import Train as Train
 
 REMEMBERED = 64
 """chunks; a plan that is issued again is one of those that the controller has not heard to be done"""
@@ -74,103 +105,15 @@ class IllegalMessage(Exception):
         super().__init__(f"{type(message).__name__} while {state}: {because}")
 
 
-@dataclass(frozen=True, slots=True)
-class Train:
-    """Train on this chunk, then report it with ``Control.chunk_done``."""
-
-    chunk: StartChunk
-
-
-@dataclass(frozen=True, slots=True)
-class SetClock:
-    """The cohort's step count: learning-rate schedules move up to it."""
-
-    global_step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """Have the values in the arena, then send ``ready``."""
-
-    ready: SnapshotReady
-
-
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """The arena still holds the contribution; send ``ready`` for the new attempt."""
-
-    ready: SnapshotReady
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Load the consensus, or keep what you hold where nothing was realized, and acknowledge the round."""
-
-    round: int
-    params: bool
-    buffers: bool
-    ahead: bool = False
-    """batches were done since the arena was packed; what they changed must not be lost, as far as the policy says so"""
-    restart: bool = False
-    """what this rank holds is spoilt: take all of the last consensus, and forget the optimizer's state"""
-    consensus: str = ""
-    """the file that holds it; none for what was adopted last"""
-    looked: bool = False
-    """``LookAhead`` was of this consensus"""
-
-
-@dataclass(frozen=True, slots=True)
-class LookAhead:
-    """Hash and measure what is staged of the consensus, up to ``stop``; it may still come to nothing."""
-
-    consensus: str
-    stop: int
-    fresh: bool
-    """another attempt's: what was looked at before does not count"""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Run the evaluation on the parameters held now."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendLocal:
-    """Send the tensors that are not averaged."""
-
-    checkpoint: int
-
-
-@dataclass(frozen=True, slots=True)
-class Back:
-    """Take the consensus of ``round`` again, and say that this rank is ready."""
-
-    round: int
-    restart: bool
-    """what this rank did last was refused as not finite: forget the optimizer's state"""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """End the loop. ``fenced``: the cohort goes on without this rank, which is no clean end."""
-
-    reason: str
-    fenced: bool
-
-
-Action = Train | SetClock | Pack | Resend | LookAhead | Adopt | Score | SendLocal | Back | Leave
-
-
 class Control:
     """State of one rank. Steps are optimizer steps; ``steps_since_round`` is the realized work of the open
     window."""
 
-    def __init__(self, rank: int, gamma: float, *, overlap: bool = False) -> None:
+    def __init__(self, rank: int, gamma: float, *, overlap: bool = False, collective: bool = False) -> None:
         self.rank = rank
         self.gamma = gamma
         self.overlap = overlap
+        self._collective = collective
         self.state = State.IDLE
         self.steps = 0
         self.steps_since_round = 0
@@ -181,6 +124,8 @@ class Control:
         self._snapshot: SnapshotReady | None = None
         self._packed_steps = 0
         self._excluded = False
+        self._sync: SyncNow | None = None
+        """the open round's, where ranks sum among themselves: its last attempt"""
         self._last_round: int | None = None
         self._brings: int | None = None
         """whose consensus the initial broadcast brings"""
@@ -206,7 +151,11 @@ class Control:
             case Evaluate():
                 return [Score(message.epoch)]
             case RequestLocalState():
-                return [SendLocal(message.checkpoint)]
+                return [SendLocal(message.checkpoint, message.consensus)]
+            case RequestSessionId() | NewSession() | AbortSession() if self._collective:
+                return _session(message)
+            case SyncNow() | SyncCommitted() if self._collective:
+                return self._sync_now(message) if isinstance(message, SyncNow) else self._commit_sync(message)
             case Rewind():
                 return self._rewind(message)
             case Shutdown():
@@ -253,6 +202,8 @@ class Control:
     def _request(self, request: RequestParams) -> list[Action]:
         if self._last_round is not None and request.round <= self._last_round:
             raise IllegalMessage(request, self.state, f"round {self._last_round} is closed already")
+        if self._sync is not None:
+            raise IllegalMessage(request, self.state, f"sync {self._sync.round} is still open")
         if self._snapshot is not None:
             return self._retry(request, self._snapshot)
         if self.chunk is None or not self.overlap:
@@ -319,6 +270,36 @@ class Control:
         )
         return [adopt, *self._resume()]
 
+    def _sync_now(self, order: SyncNow) -> list[Action]:
+        if self._held is None:
+            raise IllegalMessage(order, self.state, "the initial broadcast is not over")
+        if self._last_round is not None and order.round <= self._last_round:
+            raise IllegalMessage(order, self.state, f"round {self._last_round} is closed already")
+        opened = self._sync
+        if opened is None:
+            self._packed_steps = self.steps_since_round
+        elif order.round != opened.round:
+            raise IllegalMessage(order, self.state, f"round {opened.round} is still open")
+        elif order.attempt <= opened.attempt:
+            return []
+        self.state = State.REDUCING
+        self._excluded |= order.excluded
+        self._sync = order
+        steps = 0 if self._excluded else self._packed_steps
+        return [Sync(order.round, order.attempt, order.generation, steps, first=opened is None)]
+
+    def _commit_sync(self, commit: SyncCommitted) -> list[Action]:
+        opened = self._sync
+        if opened is None or (commit.round, commit.attempt) != (opened.round, opened.attempt):
+            if self._last_round is not None and commit.round <= self._last_round:
+                return []
+            raise IllegalMessage(commit, self.state, "this rank has no sum of that attempt")
+        restart, self._excluded = self._excluded, False
+        self.steps_since_round -= self._packed_steps
+        self._sync = None
+        self._last_round = self._held = commit.round
+        return [AdoptSync(commit.round, restart), *self._resume()]
+
     def _resume(self) -> list[Action]:
         if self.chunk is not None:
             self.state = State.WORKING
@@ -329,7 +310,7 @@ class Control:
     def _rewind(self, message: Rewind) -> list[Action]:
         """The cohort starts from the last round again, as it did from the first: with an initial broadcast. Another
         controller may be lost before that: then it is the same round still."""
-        if self._held is None:
+        if self._held is None or self._collective:
             raise IllegalMessage(message, self.state, "there is no round to go back to")
         back = Back(self._held, restart=self._excluded)
         self.state = State.IDLE
@@ -345,6 +326,15 @@ class Control:
         self.chunk = None
         self._waiting.clear()
         return [Leave(reason, fenced)]
+
+
+def _session(message: RequestSessionId | NewSession | AbortSession) -> list[Action]:
+    match message:
+        case RequestSessionId():
+            return [MakeSessionId(message.generation)]
+        case NewSession():
+            return [JoinSession(message)]
+    return [DropSession(message.generation)]
 
 
 def _range(chunk: StartChunk) -> tuple[int, int, int]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from platform import processor
 from typing import Any
 
+import msgspec
+
 from wire.messages import Device
 
+SHARED_GPU_VARIABLE = "MARCHLINE_NCCL_HOSTID_PER_RANK"
+"""1: several ranks may share a GPU, which NCCL refuses otherwise; for tests, since they get slower by it"""
 _CPU = re.compile(r"cpu(?::(\d+))?")
 
 
@@ -33,10 +37,10 @@ class LocalDevice:
 
 
 def find_devices(wanted: str) -> list[LocalDevice]:
-    """The devices for ``all``, ``cpu``, ``cpu:N``, or a list of GPU numbers and UUIDs like ``0,2``.
+    """The devices for ``all``, ``cuda``, ``cpu``, ``cpu:N``, or a list of GPU numbers and UUIDs like ``0,2``.
 
-    ``all`` means every visible GPU, and one CPU rank on a host without any. GPU numbers are NVML's, in PCI bus order.
-    Raises ``DeviceError``.
+    ``all`` means every visible GPU, and one CPU rank on a host without any. GPU numbers are NVML's, in PCI bus order;
+    a GPU that is named twice has two ranks, where that is allowed. Raises ``DeviceError``.
     """
     if match := _CPU.fullmatch(wanted):
         count = int(match.group(1) or 1)
@@ -46,7 +50,9 @@ def find_devices(wanted: str) -> list[LocalDevice]:
     gpus = visible_gpus(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     if wanted == "all":
         return gpus or [_cpu(0)]
-    return [_pick(gpus, name.strip()) for name in wanted.split(",")]
+    if wanted == "cuda":
+        return gpus or [_pick(gpus, "0")]
+    return _numbered([_pick(gpus, name.strip().removeprefix("cuda:")) for name in wanted.split(",")])
 
 
 def visible_gpus(gpus: list[LocalDevice], visible: str | None) -> list[LocalDevice]:
@@ -106,6 +112,21 @@ def _pick(gpus: list[LocalDevice], name: str) -> LocalDevice:
         there = ", ".join(gpu.device.id.removeprefix("cuda:") for gpu in gpus) or "none (is the NVIDIA driver loaded?)"
         raise DeviceError(f"--devices: no GPU {name!r} on this host; visible GPUs: {there}; or offer cpu, cpu:N")
     return found
+
+
+def _numbered(picked: list[LocalDevice]) -> list[LocalDevice]:
+    """Devices that were named again get names of their own. Raises ``DeviceError`` where no GPU can be shared."""
+    devices: list[LocalDevice] = []
+    for one in picked:
+        again = sum(earlier.visible == one.visible for earlier in devices)
+        if again and os.environ.get(SHARED_GPU_VARIABLE) != "1":
+            raise DeviceError(
+                f"--devices: GPU {one.device.id.removeprefix('cuda:')} is named twice, but NCCL gives each rank a GPU "
+                f"of its own; for tests, {SHARED_GPU_VARIABLE}=1 lets ranks share one"
+            )
+        other = msgspec.structs.replace(one.device, id=f"{one.device.id}.{again}")
+        devices.append(replace(one, device=other) if again else one)
+    return devices
 
 
 def _matching(gpus: list[LocalDevice], name: str) -> LocalDevice | None:

@@ -4,10 +4,12 @@ for."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from socket import gethostname
 from urllib.parse import urlsplit
 
 from wire.messages import RankAssignment, WorldFormed
-from worker.devices import LocalDevice
+from worker.devices import SHARED_GPU_VARIABLE, LocalDevice
+from worker.interfaces import NCCL_VARIABLE
 
 TOKEN_VARIABLE = "MARCHLINE_JOIN_TOKEN"
 _SECRETS = (TOKEN_VARIABLE,)
@@ -33,6 +35,7 @@ def rank_environment(
     host_id: int,
     url: str,
     cores: int,
+    interface: str = "",
 ) -> dict[str, str]:
     """What one rank gets. ``MASTER_ADDR`` and ``MASTER_PORT`` are the controller's, as this host dialled it.
 
@@ -58,4 +61,16 @@ def rank_environment(
     }
     if device.device.type == "cpu" and "OMP_NUM_THREADS" not in base:
         environment["OMP_NUM_THREADS"] = str(max(1, cores // local))
+    if device.device.type == "cuda" and formed.plan.mode.startswith("nccl_"):
+        environment |= _nccl_environment(base, assignment.rank, interface)
     return environment
+
+
+def _nccl_environment(base: Mapping[str, str], rank: int, interface: str) -> dict[str, str]:
+    """What NCCL reads; the operator's own choices stay."""
+    added = {NCCL_VARIABLE: f"={interface}"} if interface and NCCL_VARIABLE not in base else {}
+    if (
+        base.get(SHARED_GPU_VARIABLE) == "1"
+    ):  # NCCL takes each rank for a host of its own, and asks for no GPU of its own
+        added |= {"NCCL_HOSTID": f"{gethostname()}-{rank}", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+    return added

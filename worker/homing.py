@@ -1,8 +1,8 @@
 """Parameters that live in the arena: where nothing trains during a round, packing then costs nothing.
 
-A tensor is moved into its slot of the mapped file if that can change nothing that user code sees: plain f32 on the CPU,
-contiguous, with a storage that nobody but its own tied names shares. ``tensor.data`` is replaced, so the objects that
-model and optimizer hold stay the same.
+A tensor is moved into its slot, of the mapped file or of a flat vector on its GPU, if that can change nothing that user
+code sees: plain f32 on the slot's device, contiguous, with a storage that nobody but its own tied names shares.
+``tensor.data`` is replaced, so the objects that model and optimizer hold stay the same.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def move_home(model: nn.Module, homes: dict[str, Tensor]) -> None:
     everything = [*tensors.values(), *model.buffers()]  # those outside of the state_dict too
     for name, home in homes.items():
         owner = tensors[name]
-        if not _movable(owner):
+        if not _movable(owner, home):
             continue
         sharers = _distinct(other for other in everything if _same_storage(other, owner))
-        if any(not _movable(other) or geometry(other) != geometry(owner) for other in sharers):
+        if any(not _movable(other, home) or geometry(other) != geometry(owner) for other in sharers):
             continue
         if _storage_users is not None and _storage_users(owner.untyped_storage()._cdata) > len(sharers) + 1:
             continue  # a view of it lies somewhere in the job
@@ -41,17 +41,17 @@ def move_home(model: nn.Module, homes: dict[str, Tensor]) -> None:
 def at_home(tensor: Tensor, home: Tensor) -> bool:
     """Whether the tensor lives in its slot now: jobs may replace a storage at any time."""
     return (
-        tensor.device.type == "cpu"
+        tensor.device == home.device
         and tensor.dtype == torch.float32
         and tensor.data_ptr() == home.data_ptr()
         and tensor.is_contiguous()
     )
 
 
-def _movable(tensor: Tensor) -> bool:
+def _movable(tensor: Tensor, home: Tensor) -> bool:
     return (
         type(tensor) in (Tensor, nn.Parameter)
-        and tensor.device.type == "cpu"
+        and tensor.device == home.device
         and tensor.dtype == torch.float32
         and tensor.layout == torch.strided
         and tensor.numel() > 0

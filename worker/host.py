@@ -31,6 +31,7 @@ from worker.child import Child, Exit
 from worker.devices import DeviceError, LocalDevice, cores
 from worker.environment import child_environment, rank_environment
 from worker.exit_cause import Kernel, ended_by_kill, rank_exit_cause, read_report, relay_exit_cause
+from worker.interfaces import GLOO_VARIABLE, NCCL_VARIABLE, chosen, interface_of
 from worker.memory_limit import ControlGroup, MemoryKills
 from worker.progress import ProgressBlock, ProgressError, Reading
 from worker.relay_spec import RelaySpec
@@ -46,12 +47,14 @@ _SPARE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class HostOrders:
-    """What the children of this world are made from. ``url`` is the one that this host's own join dialled."""
+    """What the children of this world are made from. ``url`` is the one that this host's own join dialled, from
+    ``local_address``."""
 
     formed: WorldFormed
     accept: Accept
     run_secret: bytes
     url: str
+    local_address: str
     devices: tuple[LocalDevice, ...]
     layout: tuple[TensorSpec, ...]
     job_dir: Path
@@ -70,6 +73,12 @@ class HostOrders:
             if device.device.id == assignment.device:
                 return device
         raise DeviceError(f"rank {assignment.rank} was given {assignment.device}, which this host did not offer")
+
+    def interface(self, device: LocalDevice) -> str:
+        """Where this host's ranks meet those of others, if they do at all."""
+        alone = len(self.formed.assignments) == self.formed.world_size
+        variable = GLOO_VARIABLE if device.device.type == "cpu" else NCCL_VARIABLE
+        return chosen(os.environ, variable, interface_of(self.local_address, alone=alone))
 
 
 class Host:
@@ -146,6 +155,7 @@ class Host:
 
     async def _spawn_rank(self, orders: HostOrders, assignment: RankAssignment) -> None:
         device = orders.device(assignment)
+        interface = orders.interface(device)
         spec = RankSpec(
             plan=orders.formed.plan,
             rank=assignment.rank,
@@ -153,6 +163,7 @@ class Host:
             shm_dir=str(self._shared.path),
             job_dir=str(orders.job_dir),
             emulate_ms_per_batch=orders.emulate_ms_per_batch,
+            interface=interface,
         )
         environment = rank_environment(
             os.environ,
@@ -162,6 +173,7 @@ class Host:
             host_id=orders.accept.host_id,
             url=orders.url,
             cores=cores(),
+            interface=interface,
         )
         child = await Child.spawn(f"rank {assignment.rank}", "worker.rank", line(spec), environment)
         self._ranks[assignment.rank] = child

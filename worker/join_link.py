@@ -113,6 +113,11 @@ class JoinLink:
             raise _handshake_failure(error, target) from error
         return cls(socket, session, target.write_seconds)
 
+    @property
+    def local_address(self) -> str:
+        """This host's address, as the way to the controller leaves from it."""
+        return str(self._socket.local_address[0])
+
     async def send(self, message: Message) -> None:
         """Seal and write one message. Raises ``LinkEnded``, also when the controller takes nothing for 30 s."""
         try:

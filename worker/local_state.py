@@ -21,7 +21,7 @@ from wire.errands import PART_BYTES
 from worker.trainer import Trainer
 
 FORMAT = 1
-MODEL, GENERATOR = "model.", "rng."
+MODEL, GENERATOR, CONSENSUS = "model.", "rng.", "consensus"
 _CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
@@ -66,10 +66,13 @@ class Snapshot:
             yield bytes(waiting)
 
 
-def capture(trainer: Trainer, local: Mapping[str, Tensor]) -> tuple[Snapshot, str]:
+def capture(trainer: Trainer, local: Mapping[str, Tensor], consensus: Tensor | None = None) -> tuple[Snapshot, str]:
     """The state as it is now, copied, and what of it cannot be saved (empty when all can). ``local`` are the model's
-    tensors outside the arena. Call it from the thread that trains."""
+    tensors outside the arena; ``consensus`` is added for a controller that holds none. Call it from the thread that
+    trains."""
     tensors = {MODEL + name: tensor for name, tensor in local.items()} | _generator_tensors(trainer.device)
+    if consensus is not None:
+        tensors[CONSENSUS] = consensus
     tree: dict[str, Any] = {
         "format": FORMAT,
         "params": asdict(trainer.job.params),

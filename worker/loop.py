@@ -7,67 +7,47 @@ the protocol asks for is decided in ``control``, which is pure.
 from __future__ import annotations
 
 import contextlib
-import queue
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
-
-from wire import failpoints
-from wire.messages import (
-    BatchDone,
-    EvalResult,
-    Exiting,
-    Message,
-    RankReady,
-    SavedState,
-    SnapshotReady,
-    StartChunk,
-    StateTaken,
-    SyncAck,
-)
-from wire.ranges import Ranges
-from worker.arena import Arena
-from worker.arena_file import ConsensusGone
-from worker.control import (
+from wire.messages import BatchDone, EvalResult, Exiting, Message, RankReady, SavedState, StartChunk
+from worker.actions import (
     Action,
     Adopt,
+    AdoptSync,
     Back,
-    Control,
+    DropSession,
+    JoinSession,
     Leave,
     LookAhead,
+    MakeSessionId,
     Pack,
     Resend,
     Score,
     SendLocal,
     SetClock,
-    State,
+    Sync,
     Train,
 )
+from worker.arena import Arena
+from worker.collective import Collective
+from worker.collective_plane import CollectivePlane
+from worker.control import Control, State
 from worker.data import SampleFeed
+from worker.desk import Desk, Link, LoopOptions
+from worker.flat import FlatModel
 from worker.handover import Fetching, Handover
 from worker.job import describe
 from worker.local_state import capture, restore
 from worker.progress import ProgressBlock
 from worker.rank_link import LinkLost
+from worker.sessions import Sessions
+from worker.stream_plane import StreamPlane
 from worker.trainer import Trainer
-from worker.write_back import WriteBack
+from worker.window import Window
 
-
-class Link(Protocol):
-    """What the loop needs of its link."""
-
-    taken: queue.SimpleQueue[StateTaken | LinkLost]
-
-    def send(self, message: Message) -> None: ...
-
-    def poll(self) -> list[Message]: ...
-
-    def wait(self) -> Message: ...
+__all__ = ["Link", "LoopOptions", "TrainingLoop", "Workload"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,41 +59,21 @@ class Workload:
     arena: Arena
     eval_dataset: Any
     """none when the job has no evaluation"""
-
-
-@dataclass(slots=True)
-class WindowTimes:
-    """Moments of the open window, in seconds of the loop's clock."""
-
-    worked_until: float
-    """end of the last batch, evaluation or round: from here on the rank waits"""
-    requested_at: float = 0.0
-    idle_ms: float = 0.0
-    """where rounds and work overlap: waited for work since the arena was packed last"""
-    wait_ms: float = 0.0
-    pack_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LoopOptions:
-    """How this rank runs the loop. ``clock`` gives seconds, ``sleep`` waits as many."""
-
-    job_dir: Path
-    verify_consensus: bool = True
-    write_back: WriteBack = field(default_factory=WriteBack)
-    """for the progress that was made while a round was open"""
-    emulate_ms_per_batch: float | None = None
-    resumed: bool = False
-    """this rank's saved state is fetched before anything else"""
-    clock: Callable[[], float] = field(default=time.perf_counter)
-    sleep: Callable[[float], None] = field(default=time.sleep)
+    flat: FlatModel | None = None
+    """where ranks sum among themselves: what they sum"""
 
 
 class TrainingLoop:
-    """One rank's life between ``RankReady`` and the order to leave."""
+    """One rank's life between ``RankReady`` and the order to leave. ``sessions`` are for the collective modes."""
 
     def __init__(
-        self, control: Control, link: Link, workload: Workload, progress: ProgressBlock, options: LoopOptions
+        self,
+        control: Control,
+        link: Link,
+        workload: Workload,
+        progress: ProgressBlock,
+        options: LoopOptions,
+        sessions: Sessions | None = None,
     ) -> None:
         self.control = control
         self.link = link
@@ -121,14 +81,18 @@ class TrainingLoop:
         self.feed = workload.feed
         self.arena = workload.arena
         self.eval_dataset = workload.eval_dataset
-        self.progress = progress
         self.options = options
         self.clock = options.clock
-        self._times = WindowTimes(worked_until=self.clock())
+        self.window = Window(progress, options.clock, overlap=control.overlap)
+        desk = Desk(control, link, self.trainer, self.window, options)
+        self._streams = StreamPlane(desk, self.arena)
+        self._collective: CollectivePlane | None = None
+        if sessions is not None:
+            assert workload.flat is not None, "who sums among ranks has a flat model"
+            self._collective = CollectivePlane(desk, sessions, Collective(workload.flat, gamma=control.gamma))
         self._batches: Iterator[tuple[Any, int]] = iter(())
         self._samples_left = 0
         self._global_step = 0
-        self._still: Ranges = []
         self._leave: Leave | None = None
         self._handover = Handover(link)
 
@@ -164,12 +128,12 @@ class TrainingLoop:
             held_hash=held_hash,
         )
         self.link.send(ready)
-        self._enter(State.IDLE)
+        self.window.enter(State.IDLE)
 
     # ------------------------------------------------------------------------------------------- training
 
     def _train_one_batch(self) -> None:
-        self._enter(State.WORKING)
+        self.window.enter(State.WORKING)
         started = self.clock()
         batch, samples = next(self._batches)
         batch = self.trainer.move(batch)
@@ -179,9 +143,9 @@ class TrainingLoop:
         done = self.clock()
 
         self._samples_left -= samples
-        self._times.worked_until = done
+        self.window.worked_until = done
         self.control.step_done()
-        self.progress.count(self.control.steps)
+        self.window.count(self.control.steps)
         self._set_clock(self._global_step + 1)
         self.link.send(
             BatchDone(
@@ -204,7 +168,7 @@ class TrainingLoop:
     def _finish_chunk(self) -> None:
         done, actions = self.control.chunk_done()
         self.link.send(done)
-        self._enter(State.IDLE)
+        self.window.enter(State.IDLE)
         self._obey(actions)
 
     # -------------------------------------------------------------------------------------------- obeying
@@ -214,32 +178,34 @@ class TrainingLoop:
             return self.link.poll()
         return [self.link.wait()]
 
-    def _obey(self, actions: list[Action]) -> None:  # noqa: C901 one match, a line a case
+    def _obey(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case SetClock(global_step):
                     self._set_clock(global_step)
                 case Train(chunk):
                     self._begin_chunk(chunk)
-                case Pack(ready):
-                    failpoints.identify(round=ready.round, attempt=ready.attempt)
-                    self._pack()
-                    self._declare(ready)
-                case Resend(ready):
-                    self._declare(ready)
-                case LookAhead() | Adopt():
-                    self._look_ahead(action) if isinstance(action, LookAhead) else self._adopt(action)
+                case Pack() | Resend() | LookAhead() | Adopt():
+                    self._stream(action)
+                case MakeSessionId() | JoinSession() | DropSession() | Sync() | AdoptSync():
+                    assert self._collective is not None, "control lets them pass in collective modes only"
+                    self._collective.obey(action)
                 case Score(epoch):
                     self._evaluate(epoch)
-                case SendLocal(checkpoint):
-                    self._send_local(checkpoint)
+                case SendLocal():
+                    self._send_local(action)
                 case Back():
                     self._go_back(action)
                 case Leave():
                     self._say_goodbye(action)
 
+    def _stream(self, action: Pack | Resend | LookAhead | Adopt) -> None:
+        self._streams.obey(action)
+        if self._collective is not None and isinstance(action, Adopt):
+            self._collective.collective.begin()  # the initial broadcast is the last that comes this way
+
     def _begin_chunk(self, chunk: StartChunk) -> None:
-        self._count_idle(self.clock())
+        self.window.count_idle(self.clock())
         self.trainer.job.epoch = chunk.epoch
         self._batches = self.feed.batches(chunk.epoch, chunk.offset, chunk.size)
         self._samples_left = chunk.size
@@ -249,83 +215,6 @@ class TrainingLoop:
         our own."""
         self._global_step = max(self._global_step, global_step)
         self.trainer.advance(self._global_step)
-
-    # ------------------------------------------------------------------------------------------ the round
-
-    def _pack(self) -> None:
-        failpoints.hit("rank.pack")
-        self._enter(State.REDUCING)
-        now = self.clock()
-        self._count_idle(now)
-        self._times.requested_at = now
-        self._times.wait_ms = self._times.idle_ms + (now - self._times.worked_until) * 1000
-        self._times.idle_ms = 0.0
-        self._still = self.arena.pack()
-        packed = self._times.worked_until = self.clock()
-        self._times.pack_ms = (packed - now) * 1000
-
-    def _declare(self, ready: SnapshotReady) -> None:
-        failpoints.identify(round=ready.round, attempt=ready.attempt)
-        failpoints.hit("rank.snapshot.before")
-        self.link.send(msgspec.structs.replace(ready, still=self._still))
-        failpoints.hit("rank.snapshot.after")
-
-    def _look_ahead(self, order: LookAhead) -> None:
-        """While the others' work streams in, so that less is left to do once it is committed."""
-        hashed = self.options.verify_consensus
-        with contextlib.suppress(ConsensusGone):  # the commit will not come either
-            self.arena.look_ahead(order.consensus, order.stop, fresh=order.fresh, hashed=hashed)
-
-    def _adopt(self, order: Adopt) -> None:
-        failpoints.hit("rank.adopt", round=order.round)
-        started = self.clock()
-        self._count_idle(started)
-        ahead = self.options.write_back if order.ahead else None
-        try:
-            moved = self.arena.adopt(
-                order.consensus,
-                params=order.params,
-                buffers=order.buffers,
-                ahead=ahead,
-                hashed=self.options.verify_consensus,
-                looked=order.looked,
-            )
-        except ConsensusGone as gone:  # Rewind is on its way; were it not, the round's ceiling would end the run
-            print(f"round {order.round} is not adopted: {gone}", file=sys.stderr, flush=True)
-            self.control.not_adopted()
-            self._rest()
-            return
-        if order.restart:
-            self.trainer.restart()
-        now = self.clock()
-        load_ms = (now - started) * 1000
-        since_request_ms = (now - self._times.requested_at) * 1000
-        ack = SyncAck(
-            round=order.round,
-            divergence=moved.divergence,
-            pre_norm=moved.pre_norm,
-            post_norm=moved.post_norm,
-            params_hash=moved.consensus_hash,
-            pack_ms=self._times.pack_ms,
-            load_ms=load_ms,
-            wait_ms=self._times.wait_ms,
-            reduce_ms=self._times.pack_ms + load_ms if self.control.overlap else since_request_ms,
-            lr=self.trainer.learning_rate(),
-        )
-        self._rest()
-        self.link.send(ack)
-        failpoints.hit("rank.ack.after", round=order.round)
-
-    def _count_idle(self, now: float) -> None:
-        """Where rounds and work overlap, waiting for work is spread over the window; elsewhere it ends in the round."""
-        if self.control.overlap:
-            self._times.idle_ms += (now - self._times.worked_until) * 1000
-            self._times.worked_until = now
-
-    def _rest(self) -> None:
-        """Whatever was in the way of training is over; from here on the rank works or waits."""
-        self._times.worked_until = self.clock()
-        self._enter(State.IDLE)
 
     # ------------------------------------------------------------------------------------ errands and the end
 
@@ -337,11 +226,11 @@ class TrainingLoop:
         consensus_hash = self.arena.rewind()
         if order.restart:
             self.trainer.restart()
-        self._times = WindowTimes(worked_until=self.clock())
+        self.window.reset()
         self._ready([], order.round, consensus_hash)
 
     def _evaluate(self, epoch: int) -> None:
-        self._enter("evaluating")
+        self.window.enter("evaluating")
         started = self.clock()
         metrics: dict[str, float] = {}
         error = ""
@@ -353,16 +242,17 @@ class TrainingLoop:
         except Exception as failure:  # an evaluation that fails must not cost the cohort a rank
             error = describe(failure, self.options.job_dir)
         elapsed_ms = (self.clock() - started) * 1000
-        self._rest()
+        self.window.rest()
         self.link.send(EvalResult(epoch=epoch, metrics=metrics, elapsed_ms=elapsed_ms, error=error))
 
-    def _send_local(self, checkpoint: int) -> None:
-        self._enter("saving")
+    def _send_local(self, order: SendLocal) -> None:
+        self.window.enter("saving")
         started = self.clock()
-        snapshot, error = capture(self.trainer, self.arena.local_state())
+        consensus = self._collective.collective.consensus() if order.consensus and self._collective else None
+        snapshot, error = capture(self.trainer, self.arena.local_state(), consensus)
         elapsed_ms = (self.clock() - started) * 1000
-        self._handover.begin(checkpoint, snapshot, elapsed_ms=elapsed_ms, error=error)
-        self._rest()
+        self._handover.begin(order.checkpoint, snapshot, elapsed_ms=elapsed_ms, error=error)
+        self.window.rest()
 
     def _take_up(self) -> list[str] | None:
         """Fetch the saved state and go on from it; what could not be taken up, in sentences. None when told to leave
@@ -384,11 +274,10 @@ class TrainingLoop:
 
     def _say_goodbye(self, order: Leave) -> None:
         self._leave = order
+        if self._collective is not None:
+            self._collective.close()
         if order.fenced:
             return
         with contextlib.suppress(LinkLost):  # told to leave: it does not matter who is still there to hear it
             self.link.send(Exiting(steps=self.control.steps))
-        self._enter("exited")
-
-    def _enter(self, state: str) -> None:
-        self.progress.enter(state, time.monotonic_ns())
+        self.window.enter("exited")

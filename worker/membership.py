@@ -294,6 +294,7 @@ class Membership:
             accept=accept,
             run_secret=accept.run_secret or run_secret(self.target.secret, accept.run_salt),
             url=self.target.base,
+            local_address=self.link.local_address,
             devices=self.offer.devices,
             layout=tuple(self._layout.layout) if self._layout is not None else (),
             job_dir=self.offer.job_dir,
@@ -315,10 +316,8 @@ class Membership:
 
     def _heartbeat(self) -> HostHeartbeat:
         ranks = self.host.progress() if self.host is not None else []
-        if self._beats is None:
-            return HostHeartbeat(ranks=ranks)
-        worst = self._beats.worst_late_seconds
-        return HostHeartbeat(ranks=ranks, late=self._beats.late_count, worst_late_seconds=worst)
+        late, worst = (self._beats.late_count, self._beats.worst_late_seconds) if self._beats else (0, 0.0)
+        return HostHeartbeat(ranks=ranks, late=late, worst_late_seconds=worst)
 
     async def _report_exits(self, until: float) -> None:
         while (message := await self._next_exit(until)) is not None:

@@ -20,15 +20,21 @@ import torch
 from wire import failpoints
 from wire.messages import RankFailed, RankHello, TrainingPlan
 from worker.arena import Arena
+from worker.communicator import Library, hangs
 from worker.control import Control
 from worker.data import SampleFeed
 from worker.fingerprint import dataset_size
+from worker.flat import FlatModel
+from worker.gloo_communicator import GlooLibrary
+from worker.interrupt import Interrupt
 from worker.job import Job, JobError, blamed, load_job
 from worker.lifeline import receive_orders
 from worker.loop import LoopOptions, TrainingLoop, Workload
+from worker.nccl_communicator import NcclLibrary
 from worker.progress import ProgressBlock
 from worker.rank_link import LinkLost, RankLink
 from worker.seeding import seed_everything
+from worker.sessions import Sessions
 from worker.specs import RankSpec
 from worker.trainer import Trainer
 from worker.write_back import WriteBack
@@ -50,10 +56,11 @@ def main() -> int:
     shm_dir = Path(spec.shm_dir)
     progress = ProgressBlock.create(shm_dir / f"rank{spec.rank}.progress", now_ns())
     link: RankLink | None = None
+    interrupt = Interrupt(spec.rank)
     try:
-        link = RankLink.connect(shm_dir / "relay.sock", spec.connect_seconds)
+        link = RankLink.connect(shm_dir / "relay.sock", spec.connect_seconds, interrupt)
         link.send(RankHello(rank=spec.rank))
-        train(spec, link, progress)
+        train(spec, link, interrupt, progress)
         return 0
     except (Exception, SystemExit) as error:
         return report_failure(error, spec, progress, link)
@@ -62,11 +69,12 @@ def main() -> int:
             link.close()
 
 
-def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
+def train(spec: RankSpec, link: RankLink, interrupt: Interrupt, progress: ProgressBlock) -> None:
     """Build the job and serve until told to leave. Raises whatever goes wrong."""
     workload = build_workload(spec)
     plan = spec.plan
-    control = Control(spec.rank, plan.gamma, overlap=overlaps(plan))
+    control = Control(spec.rank, plan.gamma, overlap=overlaps(plan), collective=sums_itself(plan))
+    sessions = Sessions(spec.rank, library(spec), interrupt) if sums_itself(plan) else None
     options = LoopOptions(
         job_dir=Path(spec.job_dir),
         verify_consensus=plan.verify_consensus,
@@ -75,7 +83,7 @@ def train(spec: RankSpec, link: RankLink, progress: ProgressBlock) -> None:
         resumed=plan.resumed,
     )
     seed_everything(plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
-    order = TrainingLoop(control, link, workload, progress, options).run()
+    order = TrainingLoop(control, link, workload, progress, options, sessions).run()
     if order.fenced:
         raise Fenced(f"the cohort goes on without this rank: {order.reason}")
 
@@ -103,13 +111,25 @@ def build_workload(spec: RankSpec) -> Workload:
     trainer = Trainer(job, job_dir, torch.device(spec.device), seed=plan.seed, total_steps=total_steps)
     arena = Arena.for_model(trainer.model, overlap=overlaps(plan))
     arena.create_out(shm_dir / f"rank{spec.rank}.out")
+    flat = FlatModel(arena, trainer.device) if sums_itself(plan) else None
     feed = SampleFeed(dataset, job.collate, plan.seed, plan.batch_size)
-    return Workload(trainer, feed, arena, eval_dataset)
+    return Workload(trainer, feed, arena, eval_dataset, flat)
 
 
 def overlaps(plan: TrainingPlan) -> bool:
     """Whether ranks train on while a round is open."""
     return plan.mode.endswith("_async")
+
+
+def sums_itself(plan: TrainingPlan) -> bool:
+    """Whether ranks sum among themselves (design section 7)."""
+    return plan.mode.startswith("nccl_")
+
+
+def library(spec: RankSpec) -> Library:
+    """What this rank's sessions are made with: NCCL between GPUs, gloo between CPUs."""
+    device = torch.device(spec.device)
+    return GlooLibrary(spec.interface or "lo") if device.type == "cpu" else NcclLibrary(device, spec.interface)
 
 
 def report_failure(error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None) -> int:
@@ -159,5 +179,14 @@ def now_ns() -> int:
     return time.monotonic_ns()
 
 
+def leave(code: int) -> None:
+    """End the process, also where a library still hangs in a thread that the interpreter would wait for."""
+    if hangs():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

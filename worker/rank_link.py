@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from wire.messages import Message, StateTaken
+from worker.interrupt import Interrupt
 from worker.local_link import BlockingLink, LocalLinkError
 
 _RETRY_SECONDS = 0.05
@@ -25,8 +26,9 @@ class RankLink:
     """Owns the socket and its receiving thread. ``send``, ``poll`` and ``wait`` belong to the training
     thread."""
 
-    def __init__(self, link: BlockingLink) -> None:
+    def __init__(self, link: BlockingLink, interrupt: Interrupt | None = None) -> None:
         self._link = link
+        self._interrupt = interrupt
         self._inbox: queue.Queue[Message | LinkLost] = queue.Queue(_INBOX)
         self.taken: queue.SimpleQueue[StateTaken | LinkLost] = queue.SimpleQueue()
         """grants for a state that is being handed over, for the thread that does so"""
@@ -35,13 +37,13 @@ class RankLink:
         self._thread.start()
 
     @classmethod
-    def connect(cls, path: Path, patience: float) -> RankLink:
-        """Connect to the relay's socket, which may take up to ``patience`` seconds to appear. Raises
-        ``LinkLost``."""
+    def connect(cls, path: Path, patience: float, interrupt: Interrupt | None = None) -> RankLink:
+        """Connect to the relay's socket, which may take up to ``patience`` seconds to appear. ``interrupt`` hears of
+        every message when it arrives. Raises ``LinkLost``."""
         deadline = time.monotonic() + patience
         while True:
             try:
-                return cls(BlockingLink.connect(path))
+                return cls(BlockingLink.connect(path), interrupt)
             except OSError as error:
                 if time.monotonic() >= deadline:
                     text = f"the relay's socket {path.name} did not open within {patience:g} s: {error.strerror}"
@@ -92,6 +94,8 @@ class RankLink:
     def _receive(self) -> None:
         try:
             while (message := self._link.receive()) is not None:
+                if self._interrupt is not None:
+                    self._interrupt.hear(message)
                 if isinstance(message, StateTaken):
                     self.taken.put(message)
                 else:
@@ -99,5 +103,7 @@ class RankLink:
             lost = LinkLost("the relay closed the link")
         except (OSError, LocalLinkError) as error:
             lost = LinkLost(f"the link to the relay broke: {error}")
+        if self._interrupt is not None:
+            self._interrupt.lose(str(lost))
         self.taken.put(lost)
         self._inbox.put(lost)

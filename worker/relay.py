@@ -46,9 +46,14 @@ from wire.messages import (
     Rewind,
     RoundAborted,
     RoundCommitted,
+    SessionIdGenerated,
+    SessionJoined,
+    SessionLost,
     SharedMemory,
     SnapshotReady,
     SyncAck,
+    Synced,
+    SyncRefused,
     UpdateStaged,
 )
 from wire.session import Received
@@ -65,7 +70,10 @@ from worker.signals import leaving_signals
 from worker.staging import StagingError
 from worker.tasks import first_to_end
 
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
+FROM_RANK = (
+    RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed,
+    SessionIdGenerated, SessionJoined, SessionLost, Synced, SyncRefused,
+)  # fmt: skip
 """what passes through from a rank to the controller"""
 FAILURES = (SpecError, LifelineError, LinkLost, ProtocolError, ArenaError, StagingError, LocalLinkError, OSError)
 

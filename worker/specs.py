@@ -20,6 +20,8 @@ class RankSpec(msgspec.Struct, frozen=True):
     job_dir: str
     emulate_ms_per_batch: float | None = None
     """each training step is padded to at least this"""
+    interface: str = ""
+    """the network interface over which ranks reach each other, where they sum among themselves"""
     connect_seconds: float = 30.0
     """how long the relay's socket may take to appear"""
 

@@ -4,8 +4,10 @@
     naming -> naming    it died or kept silent: the next candidate is asked, under another generation (H8)
     naming -> joining   it answered: every rank that lives now is told where to meet
     joining -> live     every one of them has joined
-    joining -> naming   one could not, or came too late
-    any -> none         one of its ranks is out, or a collective failed: whatever is in flight in it is aborted
+    joining -> naming   one came too late
+    any -> broken       a rank could not join, or a collective failed: most likely since another one died, of which its
+                        host is about to tell; until then, and for a moment at most, nothing is begun
+    any -> none         one of its ranks is out: whatever is in flight in it is aborted
 
 A session is made when somebody needs it: before the initial broadcast, and when a round is opened. A round is asked for
 in a live session (``SyncNow``); it is complete when every rank has reported the same sum, and only then adopted. So an
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 GENERATOR_SECONDS = 5.0
 """a candidate may take for the identity"""
+BROKEN_SECONDS = 1.0
+"""from the news that a session broke until another is made though nobody is known to be dead"""
 JOIN_SECONDS = 75.0
 """from one rank's joining to the next one's; a rank itself gives up after 60"""
 MAX_BROKEN = 3
@@ -98,7 +102,7 @@ class Collectives:
         self._reports = {}
         if self.session.state == "live":
             return self._sync(opened)
-        if self.session.state == "none" and not self.session.exhausted:
+        if self.session.state in ("none", "broken") and not self.session.exhausted:
             return self._begin(self.session.reason, now)
         return []
 
@@ -119,8 +123,9 @@ class Collectives:
         names = ", ".join(f"rank {rank}" for rank in sorted(dead))
         if session.state == "naming":
             return self._next(f"{names} died", now) if session.generator in dead else []
-        if not dead & set(session.ranks):
+        if session.state != "broken" and not dead & set(session.ranks):
             return []
+        session.tried.clear()  # that explains what failed before
         return self._drop(f"{names} died")
 
     def waits(self) -> str:
@@ -130,6 +135,8 @@ class Collectives:
             return (
                 f"Every rank is ready; {where(session.generator)} makes the identity of session {session.generation}."
             )
+        if session.state == "broken":
+            return f"Session {session.generation} broke: {session.reason}."
         if session.state == "joining":
             late = ", ".join(where(rank) for rank in session.ranks if rank not in session.joined)
             return f"Every rank is ready; waiting for {late} to join session {session.generation}."
@@ -142,7 +149,7 @@ class Collectives:
             "generation": max(0, session.generation),
             "state": session.state,
             "generator": session.generator,
-            "transports": dict(session.joined),
+            "transports": {str(rank): text for rank, text in sorted(session.joined.items())},
             "rebuilds": session.rebuilds,
             "reason": session.reason,
         }
@@ -185,10 +192,13 @@ class Collectives:
         if march.end is not None:
             return
         if session.deadline is not None and now >= session.deadline:
-            if session.state == "naming":
-                march.out += self._next(f"it named no session within {GENERATOR_SECONDS:g} s", now)
-            else:
-                self._join_late(now)
+            match session.state:
+                case "naming":
+                    march.out += self._next(f"it named no session within {GENERATOR_SECONDS:g} s", now)
+                case "broken":
+                    self._again(now)
+                case _:
+                    self._join_late(now)
         if session.exhausted:
             why, session.exhausted = session.exhausted, ""
             if march.phase == "forming":
@@ -277,19 +287,24 @@ class Collectives:
         if message.generation != session.generation or session.state == "none":
             return
         because = f"{march.world.where(rank)}: {clipped(message.reason, MAX_ERROR_TEXT)}"
-        if session.state == "naming":
-            if rank == session.generator:
-                march.out += self._next(because, now)
-        elif session.state == "joining":
-            march.out += self._next(because, now)
-        else:
+        if session.state != "naming":
             self._broken(because, now)
+        elif rank == session.generator:
+            march.out += self._next(because, now)
 
     def _broken(self, because: str, now: float) -> None:
-        """A collective failed though nobody is known to be dead: the same round again, in another session."""
+        """Nobody is known to be dead yet; who it is will be heard in a moment, or it was something else."""
         session, march = self.session, self._march
+        if session.state == "joining" and session.generator is not None:
+            session.tried.append(session.generator)
         march.event("session_failed", f"Session {session.generation} broke: {because}", "warning")
         march.out += self._drop(because)
+        session.state, session.deadline = "broken", now + BROKEN_SECONDS
+
+    def _again(self, now: float) -> None:
+        """Nobody died: the same again, in another session."""
+        session, march = self.session, self._march
+        session.state, session.deadline, because = "none", None, session.reason
         opened = march.cycle.open
         if opened is None or opened.finished is not None or not march.cycle.collects:
             return

@@ -56,14 +56,22 @@ from wire.messages import (
     RelayHeartbeat,
     RelayHello,
     RelayWelcome,
+    SessionIdGenerated,
+    SessionJoined,
+    SessionLost,
     SharedMemory,
     SyncAck,
+    Synced,
+    SyncRefused,
 )
 from wire.sealing import OPEN_SECRET
 from wire.session import Channel, ChunkReceived, Incoming, Received, Session
 
 FROM_AGENT = (ProbeReport, HostHeartbeat, RankExited, RelayExited, Leaving)
-FROM_RANK = (RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed)
+FROM_RANK = (
+    *(RankReady, BatchDone, ChunkDone, SyncAck, EvalResult, LocalState, FetchState, Exiting, RankFailed),
+    *(SessionIdGenerated, SessionJoined, SessionLost, Synced, SyncRefused),
+)
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import gzip
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,8 @@ DATA_VARIABLE = "BENCH_DATA"
 WEIGHTS_VARIABLE = "BENCH_WEIGHTS"
 """directory for the weights that a process notes on its way; unset for all but one rank"""
 NOTE_SECONDS = 0.25
+ENOUGH = 60_000
+"""pictures to train on: fewer are repeated, so that an epoch lasts"""
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 HIDDEN = 128
@@ -35,10 +37,11 @@ SEED = 42
 def lay_out(place: Path, limit: int | None = None) -> str:
     """Write the pictures, at most ``limit`` to train on, as ``.npy`` files: the data's name.
 
-    Pixels are (n, features) uint8, labels (n,) int64. Digits have pixels of 0 to 16, stored as 0 to 240. Raises
-    ``ImportError`` when neither data set is there.
+    Pixels are (n, features) uint8, labels (n,) int64. Digits have pixels of 0 to 16, stored as 0 to 240, and those to
+    train on are repeated. Raises ``ImportError`` when neither data set is there.
     """
-    name, parts = ("fashion-mnist", _fashion()) if FASHION.is_dir() else ("digits", _digits())
+    name, parts = ("fashion-mnist", _fashion()) if FASHION.is_dir() else ("digits, repeated", _digits())
+    parts["train"] = (_repeated(parts["train"][0]), _repeated(parts["train"][1]))
     for part, (pixels, labels) in parts.items():
         kept = slice(limit if part == "train" else None)
         np.save(place / f"{part}-pixels.npy", pixels[kept])
@@ -101,17 +104,27 @@ class Notebook:
             return
         self._next = time.monotonic() + NOTE_SECONDS
         with torch.no_grad():
-            weights = nn.utils.parameters_to_vector(model.parameters()).numpy()
+            weights = nn.utils.parameters_to_vector(model.parameters()).cpu().numpy()
         np.save(self._place / f"{time.time_ns()}.npy", weights)
 
 
-def score(weights: npt.NDArray[np.float32]) -> float:
-    """Accuracy on the held-out pictures of a network with these weights, in the order of its parameters."""
+class Score(NamedTuple):
+    """Of the held-out pictures."""
+
+    accuracy: float
+    loss: float
+    """mean cross entropy"""
+
+
+def score(weights: npt.NDArray[np.float32]) -> Score:
+    """How a network with these weights, in the order of its parameters, does on the held-out pictures."""
     model = network()
     nn.utils.vector_to_parameters(torch.from_numpy(weights), model.parameters())
     pixels, labels = pictures("held-out")
     with torch.no_grad():
-        return float((model(pixels).argmax(dim=1) == labels).float().mean())
+        scores = model(pixels)
+    accuracy = float((scores.argmax(dim=1) == labels).float().mean())
+    return Score(accuracy, float(F.cross_entropy(scores, labels)))
 
 
 def _fashion() -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
@@ -123,6 +136,11 @@ def _fashion() -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]
         labels = np.frombuffer(gzip.decompress((FASHION / f"{prefix}-labels-idx1-ubyte.gz").read_bytes())[8:], np.uint8)
         parts[part] = (pixels.reshape(len(labels), -1), labels.astype(np.int64))
     return parts
+
+
+def _repeated(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    times = -(-ENOUGH // len(rows))
+    return rows if times == 1 else np.concatenate([rows] * times)[:ENOUGH]
 
 
 def _digits() -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:

@@ -40,11 +40,19 @@ class Rank:
         self.place: Path = options.place
         self.milliseconds: float = options.ms
         torch.manual_seed(images.SEED + self.rank)
-        self.model = images.network()
+        self.device = torch.device(options.device)
+        self.model = images.network().to(self.device)
         self._notebook = images.Notebook()
         self._ends: list[float] = []
         self._done = np.memmap(self.place / "done", dtype=np.int64, mode="r+", shape=(self.world,))
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+
+    @property
+    def backend(self) -> str:
+        """What torch's ranks talk by."""
+        return "nccl" if self.device.type == "cuda" else "gloo"
 
     @property
     def rendezvous(self) -> str:
@@ -93,6 +101,8 @@ class Rank:
         loaded = time.perf_counter()
         self._notebook.note(self.model)
         yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # as the loss that our own loop reads has it
         while (missing := self.milliseconds / 1000 - (time.perf_counter() - loaded)) > 0:
             time.sleep(missing)
         self._ends.append(time.time())
@@ -103,7 +113,7 @@ class Rank:
     ) -> None:
         """Forward, backward, update."""
         optimizer.zero_grad()
-        loss = images.loss_of(model, *batch)
+        loss = images.loss_of(model, *(part.to(self.device) for part in batch))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
@@ -130,5 +140,6 @@ def _parser() -> argparse.ArgumentParser:
         "--port", type=int, required=True, help="a free one on loopback, for whatever the ranks meet at"
     )
     parser.add_argument("--place", type=Path, required=True, help="directory that the ranks share")
+    parser.add_argument("--device", default="cpu", help="as torch names it (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="as the last line: what the rank did (always)")
     return parser

@@ -1,4 +1,4 @@
-"""torch DistributedDataParallel over gloo: lock-step, equal shards."""
+"""torch DistributedDataParallel over gloo, or NCCL on GPUs: lock-step, equal shards."""
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -9,7 +9,7 @@ from benchmarks.peers.common import Rank
 
 def main() -> None:
     rank = Rank()
-    dist.init_process_group("gloo", init_method=rank.rendezvous, rank=rank.rank, world_size=rank.world)
+    dist.init_process_group(rank.backend, init_method=rank.rendezvous, rank=rank.rank, world_size=rank.world)
     model = DistributedDataParallel(rank.model)
     optimizer = images.optimizer(model.parameters())
     rank.start_together()

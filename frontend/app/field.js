@@ -1,24 +1,26 @@
-/** One labelled input, with its help, its default and its problem. */
+/** One labelled input, with its help, its default and its problem, or with why it has no effect. */
 import { html, useId } from "./html.js";
 import { shown } from "./schema.js";
 
-export function Field({ field, value, onInput, problem }) {
+export function Field({ field, value, onInput, problem, barred = "" }) {
   const id = useId();
-  const notes = [field.help && `${id}-help`, problem && `${id}-problem`].filter(Boolean);
+  const notes = [field.help && `${id}-help`, barred && `${id}-barred`, problem && `${id}-problem`].filter(Boolean);
   const attributes = {
     id,
     "data-field": field.name,
     "aria-describedby": notes.join(" ") || undefined,
     "aria-invalid": problem ? "true" : undefined,
+    disabled: Boolean(barred),
   };
   const check = field.kind === "boolean";
   const Control = check ? Check : field.kind === "choice" ? Select : Text;
   const needed = field.required && html` <span class="muted">(needed)</span>`;
   return html`
-    <div class=${`field ${check ? "field-check" : ""} ${problem ? "has-problem" : ""}`}>
+    <div class=${`field ${check ? "field-check" : ""} ${problem ? "has-problem" : ""} ${barred ? "barred" : ""}`}>
       ${!check && html`<label for=${id}>${field.label}${needed}</label>`}
-      <${Control} ...${{ field, value, onInput, attributes }} />
+      <${Control} ...${{ field, value: barred ? undefined : value, onInput, attributes }} />
       ${field.help && html`<p class="field-help" id=${`${id}-help`}>${field.help}</p>`}
+      ${barred && html`<p class="field-help field-barred" id=${`${id}-barred`}>${barred}.</p>`}
       ${problem && html`<p class="field-problem" id=${`${id}-problem`}>${problem}</p>`}
     </div>
   `;

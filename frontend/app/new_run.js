@@ -3,7 +3,7 @@ import { useAct } from "./acts.js";
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Advanced, JobPanel, Summary, TrainingPanel, WindowPanel } from "./new_run_panels.js";
-import { ALL_FIELDS, applies } from "./run_fields.js";
+import { ALL_FIELDS, counts } from "./run_fields.js";
 import { fieldsOf, parse } from "./schema.js";
 
 const BLANK = { job: "", name: "", mode: "cpu_cadence", start_mode: "manual", values: {}, params: {} };
@@ -94,7 +94,7 @@ function check(form, params) {
       if (problem) found[`${prefix}${field.name}`] = problem;
     }
   };
-  look(ALL_FIELDS.filter((field) => applies(field, form)), form.values, "");
+  look(ALL_FIELDS.filter((field) => counts(field, form)), form.values, "");
   look(params, form.params, "params.");
   return found;
 }
@@ -111,7 +111,7 @@ function bodyOf(form, params) {
     name: form.name.trim(),
     mode: form.mode,
     start_mode: form.start_mode,
-    ...typed(ALL_FIELDS.filter((field) => applies(field, form)), form.values),
+    ...typed(ALL_FIELDS.filter((field) => counts(field, form)), form.values),
     params: typed(params, form.params),
   };
 }

@@ -3,7 +3,7 @@ import { jobParts, plural, span } from "./format.js";
 import { Field } from "./field.js";
 import { html, useState } from "./html.js";
 import { Icon } from "./icons.js";
-import { ADVANCED, MODES, START_MODES, TRAINING, WINDOW, applies, promise } from "./run_fields.js";
+import { ADVANCED, MODES, START_MODES, TRAINING, WINDOW, applies, barred, counts, promise } from "./run_fields.js";
 import { parse } from "./schema.js";
 import { Notice, Panel } from "./ui.js";
 
@@ -95,7 +95,7 @@ export function WindowPanel({ form, change, problems }) {
 }
 
 export function Advanced({ form, change, problems }) {
-  const offered = ADVANCED.flatMap((group) => group.fields).filter((field) => applies(field, form));
+  const offered = ADVANCED.flatMap((group) => group.fields).filter((field) => counts(field, form));
   const changed = offered.filter((field) => field.name in form.values).length;
   return html`
     <details class="panel advanced">
@@ -117,11 +117,19 @@ function Settings({ fields, form, change, problems, children }) {
   const set = (name) => (value) => change({ values: { ...form.values, [name]: value } });
   const offered = fields.filter((field) => applies(field, form));
   return html`
-    <${Fields} fields=${offered} values=${form.values} set=${set} problems=${problems}>${children}<//>
+    <${Fields}
+      fields=${offered}
+      values=${form.values}
+      set=${set}
+      problems=${problems}
+      bar=${(field) => barred(field, form)}
+    >
+      ${children}
+    <//>
   `;
 }
 
-const Fields = ({ fields, values, set, problems, prefix = "", children }) => html`
+const Fields = ({ fields, values, set, problems, prefix = "", bar = () => "", children }) => html`
   <div class="fields">
     ${fields.map(
       (field) => html`
@@ -131,6 +139,7 @@ const Fields = ({ fields, values, set, problems, prefix = "", children }) => htm
           value=${values[field.name]}
           onInput=${set(field.name)}
           problem=${problems[`${prefix}${field.name}`]}
+          barred=${bar(field)}
         />
       `,
     )}
@@ -150,7 +159,7 @@ function Cards({ legend, options, value, onPick, problem }) {
     </label>
   `;
   return html`
-    <fieldset class=${`cards ${options.length > 2 ? "cards-3" : ""}`}>
+    <fieldset class=${`cards ${options.length === 3 ? "cards-3" : options.length > 3 ? "cards-more" : ""}`}>
       <legend class="offscreen">${legend}</legend>
       ${options.map(card)}
     </fieldset>

@@ -12,13 +12,14 @@ export function RanksPanel({ live, phase }) {
   const ranks = live.of("ranks").value ?? [];
   const many = ranks.length > MANY;
   const over = isEnded(phase);
+  const { transports } = live.of("session").value ?? {};
   const note = over ? "Totals over the whole run" : "Plan and progress of the window in hand; totals since the start";
   return html`
     <${Panel} title="Ranks" note=${note}>
       <div class=${many ? "tall-scroll" : ""} tabindex=${many ? 0 : undefined}>
         <${Table}
           caption="Ranks"
-          columns=${over ? COLUMNS.filter((c) => c !== WINDOW) : COLUMNS}
+          columns=${columnsOf(over, transports)}
           rows=${ranks}
           keyOf=${(rank) => rank.rank}
           rowClass=${(rank) => (rank.state === "dead" ? "gone" : "")}
@@ -70,3 +71,10 @@ const COLUMNS = [
   figures("Loss", (r) => figure(r.loss), (r) => r.loss),
   figures("Memory", (r) => (r.rss_bytes ? bytes(r.rss_bytes) : MISSING), (r) => r.rss_bytes),
 ];
+
+/** A run that is over has no window in hand; only ranks that average among themselves have a way to each other. */
+function columnsOf(over, transports) {
+  const columns = over ? COLUMNS.filter((c) => c !== WINDOW) : COLUMNS;
+  if (over || !Object.keys(transports ?? {}).length) return columns;
+  return [...columns, column("Averages by", (r) => transports[r.rank] ?? MISSING, { sort: (r) => transports[r.rank] })];
+}

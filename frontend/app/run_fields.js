@@ -16,6 +16,20 @@ export const MODES = [
     title: "Sync",
     text: "Every device does one batch, then all average. The slow one holds the others up; useful to compare.",
   },
+  {
+    key: "nccl_cadence",
+    title: "NCCL cadence",
+    text:
+      "Like cadence, but the devices average among themselves. Needs GPUs of one vendor with one NCCL release (or " +
+      "CPUs alone), hosts that reach each other, and room on each device for two more copies of the model.",
+  },
+  {
+    key: "nccl_sync",
+    title: "NCCL sync",
+    text:
+      "Each device does one batch, then all average among themselves. Needs what NCCL cadence needs, and devices of " +
+      "equal speed.",
+  },
 ];
 
 export const START_MODES = [
@@ -47,10 +61,21 @@ const AT_LEAST_2 = { min: 2 };
 const SECONDS = { unit: "s" };
 const OPTIONAL = { optional: true };
 
-/** Whether a field has a say in this form: the server refuses settings without an effect by name. */
+/** Whether a field is shown in this form. */
 export const applies = (field, form) => field.when?.(form) ?? true;
 
+/** Why a field that is shown has no effect in this form; empty where it has one. */
+export const barred = (field, form) => field.bar?.(form) ?? "";
+
+/** Whether a field has a say in this form: the server refuses settings without an effect by name. */
+export const counts = (field, form) => applies(field, form) && !barred(field, form);
+
 const chosen = (form, field) => form.values[field.name] ?? field.fallback;
+
+/** Whether the devices average among themselves, so that the controller sees no parameters. */
+const collective = (form) => form.mode.startsWith("nccl_");
+const barredThere = (reason) => (form) => (collective(form) ? reason : "");
+const NOBODY_AHEAD = barredThere("All devices are in the average at the same moment: nobody works ahead");
 
 export const TRAINING = [
   integer("epochs", "Epochs", 1, "Passes over the data, by the cohort together", AT_LEAST_1),
@@ -71,6 +96,7 @@ export const WINDOW = [
 
 /** Whether ranks go on while a round is open. */
 const ahead = (form) => form.mode.endsWith("_async");
+const aheadOrCollective = (form) => ahead(form) || collective(form);
 
 const SCHEDULER = [
   integer("initial_anchor", "First anchor", 10, "Batches the slow device does per window, before tuning", AT_LEAST_1),
@@ -101,7 +127,8 @@ const SCHEDULER = [
   integer("max_overshoot", "Batches ahead", undefined, "How far past its share a rank may work; empty: as fits a round", {
     min: 0,
     ...OPTIONAL,
-    when: ahead,
+    when: aheadOrCollective,
+    bar: NOBODY_AHEAD,
   }),
 ];
 
@@ -121,14 +148,16 @@ const DRIFT = [
 const WRITE_BACK = choice("write_back", "Write-back", "delta", "What becomes of batches done while the round was open", {
   choices: ["delta", "blend", "overwrite"],
   names: { delta: "delta: keep them on top", blend: "blend: a share of each", overwrite: "overwrite: drop them" },
-  when: ahead,
+  when: aheadOrCollective,
+  bar: NOBODY_AHEAD,
 });
 
 const OUTER = choice("outer_optimizer", "Outer optimizer", "none", "Makes each round's average a step of its own", {
   choices: ["none", "nesterov"],
   names: { none: "none: adopt the average", nesterov: "Nesterov (DiLoCo)" },
+  bar: barredThere("The controller would take that step, and it sees no parameters in this mode"),
 });
-const outer = (form) => chosen(form, OUTER) !== "none";
+const outer = (form) => counts(OUTER, form) && chosen(form, OUTER) !== "none";
 const AVERAGE = [
   number("gamma", "Work weighting", 1, "Exponent of a rank's weight in the average: 1 by work done, 0 all alike"),
   WRITE_BACK,
@@ -147,7 +176,9 @@ const AVERAGE = [
     min: 0,
     when: outer,
   }),
-  flag("bf16_wire", "Parameters travel as bf16", false, "Halves what a round moves; what changed is rounded to 8 bits"),
+  flag("bf16_wire", "Parameters travel as bf16", false, "Halves what a round moves; what changed is rounded to 8 bits", {
+    bar: barredThere("The devices sum in f32; nothing travels by way of the controller"),
+  }),
 ];
 
 const PATIENCE = [
@@ -158,6 +189,7 @@ const PATIENCE = [
   number("reattach_seconds", "Wait for a lost controller", undefined, "Seconds; 0: never; empty: as Lost after", {
     min: 0,
     ...OPTIONAL,
+    bar: barredThere("Hosts do not wait in this mode; the run goes on from its newest checkpoint"),
   }),
   number("max_failure", "Tolerated deaths", undefined, "A count from 1 up, a share below 1; empty: all but the last", {
     min: 0,

@@ -6,6 +6,7 @@ import { html, useEffect, useState } from "./html.js";
 import { Icon } from "./icons.js";
 import { Outlook } from "./outlook.js";
 import { Age, Roster } from "./roster.js";
+import { SessionPanel } from "./session_panel.js";
 import { isEnded } from "./store.js";
 import { Panel, State } from "./ui.js";
 import { WindowPanel } from "./window_panel.js";
@@ -15,7 +16,8 @@ export function Staging({ live, phase }) {
   return html`
     <div class=${`staging ${isEnded(phase) ? "staging-over" : ""}`}>
       <div class="staging-side">
-        ${phase === "forming" && html`<${Forming} live=${live} />`} ${open && html`<${WindowPanel} live=${live} />`}
+        ${phase === "forming" && html`<${Forming} live=${live} /><${SessionPanel} live=${live} />`}
+        ${open && html`<${WindowPanel} live=${live} />`}
       </div>
       <div class="staging-main">
         ${open && html`<${Join} />`}

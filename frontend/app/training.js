@@ -7,6 +7,7 @@ import { Decisions, Events } from "./logs.js";
 import { Checkpoints, Config, Deaths, Epochs } from "./outcome.js";
 import { RanksPanel } from "./ranks_panel.js";
 import { Roster } from "./roster.js";
+import { SessionPanel } from "./session_panel.js";
 import { SplitPanel } from "./split_panel.js";
 import { isEnded } from "./store.js";
 import { Strip } from "./strip.js";
@@ -21,6 +22,7 @@ export function Training({ live, phase }) {
     <div class="two-columns"><${SplitPanel} live=${live} /><${Epochs} live=${live} epochs=${epochs} /></div>
     <${Checkpoints} live=${live} />
     <${RanksPanel} live=${live} phase=${phase} />
+    ${!isEnded(phase) && html`<${SessionPanel} live=${live} />`}
     <div class="two-columns"><${Decisions} live=${live} /><${Events} live=${live} /></div>
     <${Roster} live=${live} phase=${phase} title="Hosts" />
     <${Config} live=${live} />

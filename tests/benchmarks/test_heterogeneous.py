@@ -92,11 +92,12 @@ def test_the_table_has_a_line_for_each_entry_and_the_reasons_of_those_that_did_n
         "idle": (0.05, 0.062),
         "seconds_to_target": None,
         "accuracy": 0.8512,
+        "loss": 0.43215,
         "wall_seconds": 12.34,
         "load": (1.25, 1.0, 1.0),
     }
     lines = table([ran, {"name": "theirs", "failed": "no module named theirs"}], target=0.85)
     assert "s to 85%" in lines[0]
-    assert lines[2] == "| ours | 6,543 | 0.931 | 5% 6% | - | 0.851 | 12.3 | 1.2 |"
+    assert lines[2] == "| ours | 6,543 | 0.931 | 5% 6% | - | 0.851 | 0.4321 | 12.3 | 1.2 |"
     assert lines[-1] == "theirs did not run: no module named theirs"
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")

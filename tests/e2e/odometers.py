@@ -47,14 +47,16 @@ def consensus(rounds: list[dict[str, Any]]) -> list[Reading]:
     return found
 
 
-def readings(path: Path) -> dict[int, list[Reading]]:
+def readings(path: Path, spread_by: float = 0.0) -> dict[int, list[Reading]]:
     """What each rank wrote, in order. No rank ever held a tensor whose elements differ: that would be a part of one
-    consensus beside a part of another."""
+    consensus beside a part of another. ``spread_by``: relatively so much they may differ, where each part of a tensor
+    is summed in another order."""
     found: dict[int, list[Reading]] = {}
     for line in path.read_text().splitlines():
         rank, batch, *spread = line.split()
         low, high, buffers_low, buffers_high = map(float, spread)
-        assert (low, buffers_low) == (high, buffers_high), f"rank {rank} held a partial consensus before batch {batch}"
+        near_high = pytest.approx((high, buffers_high), rel=spread_by, abs=0.0)
+        assert (low, buffers_low) == near_high, f"rank {rank} held a partial consensus before batch {batch}"
         found.setdefault(int(rank), []).append(Reading(low, buffers_low))
     return found
 
@@ -64,11 +66,12 @@ def assert_exact(marchline: Stage, run: int, ledger: Path) -> list[dict[str, Any
     so does the checkpoint. Answers the rounds."""
     rounds = marchline.items(run, "rounds")
     held = consensus(rounds)
-    for rank, seen in readings(ledger).items():
+    spread_by = TOLERANCE if marchline.view(run)["mode"].startswith("nccl") else 0.0
+    for rank, seen in readings(ledger, spread_by).items():
         _follow(rank, seen, held, rounds)
     final = _model(marchline, run)
     for name, value in (("w", held[-1].params), ("b", held[-1].buffers)):
-        assert np.ptp(final[name]) == 0, f"{name} of the checkpoint is of two rounds"
+        assert np.ptp(final[name]) <= spread_by * abs(value), f"{name} of the checkpoint is of two rounds"
         assert float(final[name][0]) == pytest.approx(value, rel=TOLERANCE), name
     return rounds
 

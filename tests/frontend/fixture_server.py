@@ -39,8 +39,9 @@ VIEWS: dict[int, Callable[[], dict[str, Any]]] = {
     states.WIDE: lambda: states.training(states.WIDE, "great-column", 45, ranks=64),
     states.EARLY: lambda: states.training(states.EARLY, "first-light", 0),
     states.HOSTILE: states.hostile,
+    states.COLLECTIVE: states.collective,
 }
-DEAD = {states.FAILED: {1: 31, 2: 37}}
+DEAD = {states.FAILED: {1: 31, 2: 37}, states.COLLECTIVE: {5: 31}}
 SUMMARY = (
     "id",
     "name",

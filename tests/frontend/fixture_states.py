@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-WAITING, STAGING, FORMING, TRAINING, DONE, FAILED, STALE, WIDE, EARLY, HOSTILE = range(1, 11)
+WAITING, STAGING, FORMING, TRAINING, DONE, FAILED, STALE, WIDE, EARLY, HOSTILE, COLLECTIVE = range(1, 12)
 """run ids; the names say what each shows"""
 
 SPEEDS = (20.0, 40.0, 80.0)
@@ -131,6 +131,7 @@ def base(run_id: int, name: str, phase: str, **changes: Any) -> dict[str, Any]:
         "samples_accepted": [],
         "deaths": [],
         "checkpoints": [],
+        "session": None,
         **changes,
     }
 
@@ -484,6 +485,24 @@ def failed() -> dict[str, Any]:
         "checkpoints": [checkpoint(0, 37, "too_few_survivors")],
         "members": [{**m, "state": ("left", "lost", "lost")[m["host"]]} for m in view["members"]],
     }
+
+
+def collective() -> dict[str, Any]:
+    """GPUs that average among themselves, after one of them was lost: the second session is live."""
+    view = training(COLLECTIVE, "bright-lattice", 33, ranks=16)
+    lost = {**DEATH, "rank": 5, "host": 0, "host_name": HOSTS[0], "device": "cuda:5", "waited": {}, "world_size": 16}
+    ranks = [{**rank, "host": rank["rank"] // 8, "host_name": HOSTS[rank["rank"] // 8]} for rank in view["ranks"]]
+    ranks[5] = {**ranks[5], "state": "dead", "planned": 0, "realized": 0}
+    session = {
+        "generation": 1,
+        "state": "live",
+        "generator": 0,
+        "transports": {str(r): f"NCCL 2.28.9 on {'eth0' if r < 8 else 'ens5'}" for r in range(16) if r != 5},
+        "rebuilds": 1,
+        "reason": "rank 5 died",
+    }
+    config = view["config"] | {"mode": "nccl_cadence"}
+    return view | {"mode": "nccl_cadence", "config": config, "ranks": ranks, "deaths": [lost], "session": session}
 
 
 def hostile() -> dict[str, Any]:

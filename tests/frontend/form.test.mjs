@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { span } from "../../frontend/app/format.js";
-import { ALL_FIELDS, applies, promise } from "../../frontend/app/run_fields.js";
+import { ALL_FIELDS, MODES, applies, barred, counts, promise } from "../../frontend/app/run_fields.js";
 import { fieldsOf, parse, shown } from "../../frontend/app/schema.js";
 
 const SCHEMA = {
@@ -87,6 +87,23 @@ test("settings without an effect are not offered", () => {
   assert.deepEqual(differ(plain, offered({ guard: "growth" })), ["guard_threshold"]);
   assert.deepEqual(differ(plain, offered({}, { mode: "cpu_sync" })), ["speed_hint"]);
   assert.deepEqual(differ(offered({}, { start_mode: "auto" }), plain), ["target"]);
+});
+
+test("what has no effect where the devices average among themselves is shown with the reason", () => {
+  const modes = MODES.map(({ key }) => key);
+  assert.deepEqual(modes.filter((mode) => mode.startsWith("nccl_")), ["nccl_cadence", "nccl_sync"]);
+  const typed = { outer_optimizer: "nesterov", write_back: "blend", bf16_wire: true };
+  for (const mode of modes) {
+    const form = { mode, start_mode: "manual", values: typed };
+    const shown = ALL_FIELDS.filter((f) => applies(f, form));
+    const names = shown.filter((f) => barred(f, form)).map((f) => f.name);
+    if (!mode.startsWith("nccl_")) assert.deepEqual(names, [], mode);
+    else assert.deepEqual(names, ["max_overshoot", "write_back", "outer_optimizer", "bf16_wire", "reattach_seconds"]);
+    const said = shown.filter((f) => counts(f, form)).map((f) => f.name);
+    assert.equal(said.includes("outer_lr"), !mode.startsWith("nccl_"), mode);
+    assert.equal(said.includes("blend_alpha"), mode === "cpu_async", mode);
+    for (const f of shown) assert.ok(!barred(f, form) || barred(f, form).length > 20, f.name);
+  }
 });
 
 test("pairs and lists are looked at before they are sent", () => {

@@ -33,6 +33,7 @@ FACES = {
     "done": f"#/runs/{states.DONE}",
     "failed": f"#/runs/{states.FAILED}",
     "hostile": f"#/runs/{states.HOSTILE}",
+    "collective": f"#/runs/{states.COLLECTIVE}",
 }
 
 
@@ -312,6 +313,45 @@ def test_advanced_settings_appear_where_they_count_and_problems_stand_at_them(
         body = {"job": "examples/digits.py:Digits", "name": "", "mode": "cpu_cadence", "start_mode": "manual"}
         settings = {"outer_optimizer": "nesterov", "outer_lr": 0.5, "speed_hint": [1, 2.5], "guard": "growth"}
         assert fixture.posted[-1] == ("runs", body | settings | {"meta_controller": False, "params": {}})
+
+
+def test_what_a_collective_mode_leaves_without_effect_is_barred_with_the_reason(
+    browser: Browser, origin: str, fixture: Fixture
+) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["new"])
+        settle(page, "new")
+        page.get_by_role("heading", name="Advanced").click()
+        page.get_by_role("checkbox", name="Parameters travel as bf16").check()
+        page.get_by_role("combobox", name="Outer optimizer").select_option("nesterov")
+        page.get_by_text("NCCL cadence", exact=True).click()
+        narrow = page.get_by_role("checkbox", name="Parameters travel as bf16")
+        expect(narrow).to_be_disabled()
+        expect(narrow).not_to_be_checked()
+        expect(narrow).to_have_accessible_description(re.compile("The devices sum in f32"))
+        for name in ("Outer optimizer", "Write-back"):
+            expect(page.get_by_role("combobox", name=name)).to_be_disabled()
+        expect(page.get_by_role("textbox", name="Outer learning rate")).to_have_count(0)
+        expect(page.get_by_text("Sensible as they are")).to_be_visible()
+        watched.check()
+        page.get_by_role("button", name="Create run").click()
+        expect(page).to_have_url(re.compile(rf"#/runs/{states.WAITING}$"))
+        body = {"job": "examples/digits.py:Digits", "name": "", "mode": "nccl_cadence", "start_mode": "manual"}
+        assert fixture.posted[-1] == ("runs", body | {"params": {}})
+
+
+def test_the_session_says_who_is_in_it_and_by_which_way(browser: Browser, origin: str) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in(FACES["collective"])
+        panel = page.get_by_role("region", name="Session")
+        expect(panel).to_contain_text("rank 5 died")
+        expect(panel).to_contain_text("NCCL 2.28.9 on eth0r0 to r4, r6, r7")
+        ranks = page.get_by_role("table", name="Ranks")
+        expect(ranks.get_by_role("row", name=re.compile("^r8 "))).to_contain_text("NCCL 2.28.9 on ens5")
+        page.goto(f"{origin}/{FACES['training']}")
+        expect(page.get_by_role("table", name="Ranks")).to_be_visible()
+        expect(page.get_by_role("region", name="Session")).to_have_count(0)
+        assert watched.wrongs == []
 
 
 def test_the_log_of_decisions_says_why_a_guard_objected(browser: Browser, origin: str) -> None:

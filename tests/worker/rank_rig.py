@@ -28,11 +28,13 @@ from wire.messages import (
 )
 from worker.arena_file import ArenaFile, FloatArray
 from worker.control import Control, Leave
+from worker.interrupt import Interrupt
 from worker.local_link import BlockingLink
 from worker.loop import LoopOptions, TrainingLoop, Workload
 from worker.progress import ProgressBlock, Reading
-from worker.rank import build_workload, now_ns
+from worker.rank import build_workload, library, now_ns, sums_itself
 from worker.rank_link import RankLink
+from worker.sessions import Sessions
 from worker.specs import RankSpec
 from worker.write_back import WriteBack
 
@@ -118,18 +120,23 @@ def start_rank(
     ready: bool = True,
 ) -> RankRig:
     """Build the job and run its loop; with ``ready``, its RankReady is taken already."""
-    spec = RankSpec(plan=training_plan, rank=rank, device=device, shm_dir=str(shm_dir), job_dir=str(job_dir))
+    spec = RankSpec(
+        plan=training_plan, rank=rank, device=device, shm_dir=str(shm_dir), job_dir=str(job_dir), interface="lo"
+    )
     workload = build_workload(spec)
     progress = ProgressBlock.create(shm_dir / f"rank{rank}.progress", now_ns())
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE)
-    link = RankLink(BlockingLink(theirs))
+    interrupt = Interrupt(rank)
+    link = RankLink(BlockingLink(theirs), interrupt)
     write_back = WriteBack(training_plan.write_back, training_plan.blend_alpha)
     given = options(
         LoopOptions(job_dir=job_dir, verify_consensus=training_plan.verify_consensus, write_back=write_back)
     )
-    control = Control(rank, training_plan.gamma, overlap=training_plan.mode.endswith("_async"))
-    loop = TrainingLoop(control, link, workload, progress, given)
+    collective, overlap = sums_itself(training_plan), training_plan.mode.endswith("_async")
+    control = Control(rank, training_plan.gamma, overlap=overlap, collective=collective)
+    sessions = Sessions(rank, library(spec), interrupt) if collective else None
+    loop = TrainingLoop(control, link, workload, progress, given, sessions)
     outcome: list[Leave | BaseException] = []
 
     def run() -> None:

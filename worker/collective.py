@@ -1,0 +1,179 @@
+"""Averaging among the ranks themselves: out of place, in two phases (design section 7, decision 0019).
+
+With ``live`` the flat vector that the model lives in, one sync is at most three collectives:
+
+    COUNT    int64 sum of every rank's steps, and of a flag from each whose values are not finite
+    PARAM    spare = sum of live * f32(steps ** gamma / total mass)     unless nobody worked
+    BUFFER   spare = sum of live * f32(1 / movers), idle ranks 0        where the model has f32 buffers
+
+``live`` is only read until every rank has its sum; adopting copies ``spare`` into it and swaps ``spare`` with ``base``,
+the consensus that was adopted last. So a sync that ends half-way has changed nothing. (Behaviour A1, A6, G5, H8.)
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wire import arithmetic
+from wire.mass import gamma_mass, is_realized, mover_mass
+from worker.adoption import AdoptResult
+from worker.checksum import checksum, norm_squares
+from worker.communicator import Communicator
+from worker.flat import FlatModel
+from worker.sessions import Place
+
+_SEARCHED = 1 << 24
+"""elements that are looked at in one go for one that is not finite"""
+_NOTHING = 1e-10
+"""norm of a consensus of zeros"""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncName:
+    """Which sync this is, for the log."""
+
+    round: int
+    attempt: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The sum is complete here. ``total_steps`` and ``mass`` are the same on every rank."""
+
+    total_steps: int
+    mass: float
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spoilt:
+    """Somebody's values are not finite, so nothing was summed. Without an element, it is another rank's."""
+
+    element: int | None = None
+    """counted from the arena's start"""
+    value: str = ""
+
+
+class Collective:
+    """One rank's vectors. Call it from the thread that trains, on the training stream.
+
+    Two more vectors lie beside the model from ``begin`` on.
+    """
+
+    def __init__(self, flat: FlatModel, *, gamma: float) -> None:
+        self.flat = flat
+        self._gamma = gamma
+        self._base: Tensor | None = None
+        self._spare = torch.empty(0)
+        self._spoilt: Spoilt | None = None
+        self._summed: Summed | None = None
+        self._sequence = 0
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Hold what the arena has adopted: the run's first consensus."""
+        self.flat.arena.unstage()
+        self._base = torch.zeros_like(self.flat.vector)
+        self._spare = torch.zeros_like(self.flat.vector)
+        self.flat.fill(self._base, self.flat.arena.consensus)
+
+    @torch.no_grad()
+    def prepare(self, steps: int) -> None:
+        """Have the values in the vector; those of a rank that worked are looked at, whether they are finite."""
+        self.flat.gather()
+        self._spoilt = None
+        if steps and not math.isfinite(float(norm_squares(self.flat.vector))):
+            self._spoilt = self._search()
+
+    @torch.no_grad()
+    def sum(self, session: Communicator, place: Place, steps: int, name: SyncName) -> Summed | Spoilt:
+        """Sum with the others. Raises ``Aborted``, ``SessionError``; what the model holds is untouched then, too."""
+        self._summed, self._sequence = None, 0
+        worked, bad = self._count(session, place, steps, name)
+        if any(bad):
+            return self._spoilt or Spoilt()
+        masses = [gamma_mass(one, self._gamma) for one in worked]
+        movers = sum(map(mover_mass, worked))
+        mass, moved = sum(masses), 0
+        if is_realized(mass):
+            params, live = slice(0, self.flat.params), self.flat.vector
+            buffers = slice(self.flat.params, live.numel())
+            moved = 4 * self.flat.arena.elements
+            self._average(session, name, "PARAM", params, masses[place.index] / mass)
+            if buffers.start < buffers.stop:
+                self._average(session, name, "BUFFER", buffers, mover_mass(steps) / movers)
+        self._summed = Summed(sum(worked), mass, moved)
+        return self._summed
+
+    @torch.no_grad()
+    def adopt(self, *, restart: bool, hashed: bool) -> AdoptResult:
+        """Take what was summed last into the model; where nobody worked, keep what it holds, or take the consensus
+        before again to ``restart`` from. On return the device is done.
+
+        ``divergence`` is norm(before - after) / norm(after), 0 where there is nothing after.
+        """
+        summed, base, live = self._summed, self._base, self.flat.vector
+        assert summed is not None and base is not None, "a sync was committed that was not summed"
+        self._summed = None
+        realized, params = is_realized(summed.mass), self.flat.params
+        if not (realized or restart):
+            norm = math.sqrt(float(norm_squares(live[:params])))
+            return AdoptResult(0.0, norm, norm)
+        after, unused = (self._spare, base) if realized else (base, self._spare)
+        moved = torch.sub(live[:params], after[:params], out=unused[:params])
+        squares = [norm_squares(live[:params]), norm_squares(moved), norm_squares(after[:params])]
+        live.copy_(after)
+        self.flat.scatter()
+        self._base, self._spare = after, unused
+        text = checksum(after) if hashed else ""
+        pre, delta, post = (
+            torch.stack(squares).sqrt().tolist()
+        )  # waits for the device: the next batch is timed from here
+        return AdoptResult(delta / post if post > _NOTHING else 0.0, pre, post, text)
+
+    def consensus(self) -> Tensor | None:
+        """The consensus that was adopted last, (arena elements,) f32 on the CPU, parameters then buffers; None before
+        the first one."""
+        return None if self._base is None else self.flat.in_arena_order(self._base)
+
+    # ------------------------------------------------------------------------------------------- the collectives
+
+    def _count(self, session: Communicator, place: Place, steps: int, name: SyncName) -> tuple[list[int], list[int]]:
+        values = [0] * (2 * place.size)
+        values[place.index] = steps
+        values[place.size + place.index] = int(self._spoilt is not None)
+        counts: list[int] = []
+        self._enter(name, "COUNT", len(values), lambda: counts.extend(session.count(values)))
+        return counts[: place.size], counts[place.size :]
+
+    def _average(self, session: Communicator, name: SyncName, kind: str, part: slice, factor: float) -> None:
+        source, target = self.flat.vector[part], self._spare[part]
+        self._enter(name, kind, part.stop - part.start, lambda: session.average(source, target, factor))
+
+    def _enter(self, name: SyncName, kind: str, elements: int, collective: Callable[[], None]) -> None:
+        """Who stands where in a run that hangs, the log tells."""
+        self._sequence += 1
+        where = (name.round, name.attempt, name.generation, self._sequence, kind, elements)
+        logger.debug("round %s.%s session %s #%s: enter %s of %s", *where)
+        collective()
+        logger.debug("round %s.%s session %s #%s: exit %s of %s", *where)
+
+    def _search(self) -> Spoilt | None:
+        """The first element that is not finite; none where squares overflowed only."""
+        live = self.flat.vector
+        for start in range(0, live.numel(), _SEARCHED):
+            block = live[start : start + _SEARCHED]
+            found = torch.isfinite(block).logical_not_().nonzero()
+            if found.numel():
+                index = int(found[0])
+                return Spoilt(self.flat.arena_element(start + index), arithmetic.name(float(block[index])))
+        return None

@@ -1,0 +1,276 @@
+"""Sessions over gloo, for ranks on CPUs: process groups of our own, without torch's global one.
+
+gloo has no abort that frees a rank whose peer hangs. Its connections can be shut from outside, though: then whatever is
+in flight ends at once with an error, and the group goes like any other. So a session knows its sockets, by a second
+descriptor each, which stays valid when gloo closes its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed
+from torch import Tensor
+
+from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, SessionError, leave_behind
+
+_LOOK_SECONDS = 0.001
+_REACH_SECONDS = 10.0
+"""for the generator's host to answer; it listens before its identity is told"""
+_distributed: Any = torch.distributed
+"""what it brings for gloo has no types"""
+
+
+class GlooLibrary:
+    """Makes sessions over one network interface, by name."""
+
+    def __init__(self, interface: str) -> None:
+        self.interface = interface
+        self._store: Any = None
+        """what the others meet at, where this rank made the identity"""
+
+    def make_id(self) -> bytes:
+        """See ``Library``: the store listens until the next identity is made."""
+        address = address_of(self.interface)
+        self.close()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listener = socket.create_server((address, 0), family=family)
+            port = listener.getsockname()[1]
+            self._store = _distributed.TCPStore(
+                address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
+        except (OSError, RuntimeError) as error:
+            raise SessionError(f"no session can be met at {address} ({self.interface}): {error}") from error
+        return json.dumps({"host": address, "port": port}).encode()
+
+    def join(self, identity: bytes, place: int, size: int, guard: Guard) -> GlooCommunicator:
+        """See ``Library``. torch connects without looking up: a thread does it, and is left behind when it takes too
+        long; its own bound ends it."""
+        guard.check()
+        joining = _Joining(_meeting_point(identity), address_of(self.interface), place, size, guard.join_seconds)
+        try:
+            guard.wait(joining.over, guard.join_seconds + 1.0, "joining the session")
+        except BaseException:
+            joining.abandon()
+            raise
+        group, sockets = joining.result()
+        made = GlooCommunicator(group, sockets, guard, f"gloo on {self.interface}")
+        try:
+            if made.count([1], guard.join_seconds) != [size]:
+                raise SessionError("the first sum of the session is wrong; do all ranks run the same torch?")
+        except BaseException:
+            made.abort()
+            raise
+        return made
+
+    def close(self) -> None:
+        """See ``Library``."""
+        self._store = None
+
+
+class GlooCommunicator:
+    """See ``Communicator``."""
+
+    def __init__(self, group: Any, sockets: list[socket.socket], guard: Guard, transport: str) -> None:
+        self.transport = transport
+        self._group = group
+        self._sockets = sockets
+        self._guard = guard
+        self._work: Any = None
+
+    def count(self, values: Sequence[int], seconds: float | None = None) -> list[int]:
+        """See ``Communicator``."""
+        self._guard.check()
+        vector = torch.tensor(list(values), dtype=torch.int64)
+        self._sum(vector, "the count", seconds)
+        found: list[int] = vector.tolist()
+        return found
+
+    def average(self, source: Tensor, target: Tensor, factor: float) -> None:
+        """See ``Communicator``. gloo sums in place, so the weighted values are written to ``target`` first."""
+        self._guard.check()
+        if factor:
+            torch.mul(source, float(np.float32(factor)), out=target)
+        else:
+            target.zero_()
+        self._sum(target, "the sum", None)
+
+    def abort(self) -> None:
+        """See ``Communicator``."""
+        group, self._group = self._group, None
+        work, self._work = self._work, None
+        for one in self._sockets:
+            with contextlib.suppress(OSError):  # the peer was faster
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        self._sockets = []
+        deadline = time.monotonic() + ABORT_SECONDS
+        while work is not None and not work.is_completed():
+            if time.monotonic() > deadline:
+                leave_behind((group, work))  # its destructor would wait for what is in flight
+                raise AbortStuck(f"gloo did not end what was in flight within {ABORT_SECONDS:g} s")
+            time.sleep(_LOOK_SECONDS)
+
+    def _sum(self, vector: Tensor, what: str, seconds: float | None) -> None:
+        if self._group is None:
+            raise SessionError("the session was given up")
+        seconds = self._guard.collective_seconds if seconds is None else seconds
+        try:
+            work = self._work = self._group.allreduce([vector])
+            self._guard.wait(work.is_completed, seconds, what)
+            work.wait()
+            self._work = None
+        except RuntimeError as error:
+            self._guard.check()  # peers that were told first have hung up
+            raise SessionError(f"{what}: gloo says {_first_line(error)}") from error
+
+
+class _Joining:
+    """The thread that connects to the others."""
+
+    def __init__(self, meeting: tuple[str, int], address: str, place: int, size: int, seconds: float) -> None:
+        self._meeting = meeting
+        self._address = address
+        self._place = place
+        self._size = size
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._result: tuple[Any, list[socket.socket]] | Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=JOINING, daemon=True)
+        self._thread.start()
+
+    def over(self) -> bool:
+        return self._result is not None
+
+    def result(self) -> tuple[Any, list[socket.socket]]:
+        """What came of it. Raises ``SessionError``."""
+        self._thread.join()
+        assert self._result is not None, "over"
+        if isinstance(self._result, Exception):
+            text = f"gloo says {_first_line(self._result)}; can the hosts reach each other on this network?"
+            raise SessionError(f"joining the session: {text}") from self._result
+        return self._result
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._abandoned = True
+            result, self._result = self._result, None
+        if isinstance(result, tuple):
+            _hang_up(result[1])
+
+    def _run(self) -> None:
+        result: tuple[Any, list[socket.socket]] | Exception
+        try:
+            result = self._connect()
+        except (RuntimeError, OSError, ValueError) as error:
+            result = error
+        with self._lock:
+            if not self._abandoned:
+                self._result = result
+            elif isinstance(result, tuple):
+                _hang_up(result[1])
+
+    def _connect(self) -> tuple[Any, list[socket.socket]]:
+        host, port = self._meeting
+        timeout = timedelta(seconds=self._seconds)
+        socket.create_connection(self._meeting, min(_REACH_SECONDS, self._seconds)).close()  # torch would try for ever
+        store = _distributed.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+        before = _descriptors()
+        options = _distributed.ProcessGroupGloo._Options()
+        options._devices = [_distributed.ProcessGroupGloo.create_device(hostname=self._address)]
+        options._timeout = timeout
+        ports = _ports(_sockets(_descriptors() - before, listening=True))
+        store.set(f"ports/{self._place}", json.dumps(ports))
+        group = _distributed.ProcessGroupGloo(_distributed.PrefixStore("gloo", store), self._place, self._size, options)
+        group._set_default_timeout(timedelta(days=1))  # from here on every wait is ours
+        everybody = {port for other in range(self._size) for port in json.loads(store.get(f"ports/{other}"))}
+        found = _sockets(_descriptors() - before, listening=False)
+        mine = [one for one in found if {one.getsockname()[1], _peer_port(one)} & everybody]
+        for one in found:
+            if one not in mine:
+                one.close()
+        return group, mine
+
+
+def address_of(interface: str) -> str:
+    """The interface's address, IPv4 if it has one. Raises ``SessionError``, naming those that are there."""
+    every = psutil.net_if_addrs()
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for one in every.get(interface, ()):
+            if one.family == family:
+                return str(one.address)
+    raise SessionError(
+        f"there is no network interface {interface!r} with an address here; there are {', '.join(every)}"
+    )
+
+
+def _meeting_point(identity: bytes) -> tuple[str, int]:
+    try:
+        found = json.loads(identity)
+        return str(found["host"]), int(found["port"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SessionError("the session's identity is none of gloo's; do all ranks train on CPUs?") from error
+
+
+def _descriptors() -> set[int]:
+    return {int(name) for name in os.listdir("/proc/self/fd")}
+
+
+def _sockets(descriptors: set[int], *, listening: bool) -> list[socket.socket]:
+    """Those among them that are TCP sockets and listen, or do not, under descriptors of our own."""
+    found = []
+    for descriptor in sorted(descriptors):
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            one = socket.socket(fileno=os.dup(descriptor))
+        except OSError:  # closed meanwhile
+            continue
+        tcp = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
+        if tcp and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening:
+            found.append(one)
+        else:
+            one.close()
+    return found
+
+
+def _ports(sockets: list[socket.socket]) -> list[int]:
+    """The sockets' own ports; they are closed."""
+    ports = []
+    for one in sockets:
+        with one:
+            ports.append(int(one.getsockname()[1]))
+    return ports
+
+
+def _peer_port(one: socket.socket) -> int | None:
+    try:
+        return int(one.getpeername()[1])
+    except OSError:
+        return None
+
+
+def _hang_up(sockets: list[socket.socket]) -> None:
+    for one in sockets:
+        with contextlib.suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
