@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
 import pytest
+from children import module_path
 from hypothesis import settings
 
 # How long an example takes says something of the machine, and nothing of the code.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+os.environ["PYTHONPATH"] = module_path(*map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Under nohup: what the tests start would ignore it as well, but a handled signal is a child's default again.

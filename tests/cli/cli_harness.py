@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from children import module_path
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 JOB = """
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ def clean_environment(**more: str) -> dict[str, str]:
     """This process's environment without any setting of ours, and with a proxy that nothing may use."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MARCHLINE_")}
     dead = "http://127.0.0.1:9"
-    return kept | {"http_proxy": dead, "HTTP_PROXY": dead, "ALL_PROXY": dead, "PYTHONPATH": str(REPOSITORY)} | more
+    proxies = {"http_proxy": dead, "HTTP_PROXY": dead, "ALL_PROXY": dead}
+    return kept | proxies | {"PYTHONPATH": module_path(REPOSITORY)} | more
 
 
 @dataclass

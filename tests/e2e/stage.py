@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import httpx2
 import psutil
 import pytest
+from children import module_path
 
 ROOT = Path(__file__).parent.parent.parent
 JOBS = ROOT / "tests" / "jobs"
@@ -35,7 +36,7 @@ PATIENCE = 180.0
 def environment() -> dict[str, str]:
     """What child processes get: one thread a rank, and no token or address of the tester's own."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MARCHLINE_")}
-    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return kept | {"PYTHONPATH": module_path(ROOT), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 @dataclass

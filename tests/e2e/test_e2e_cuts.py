@@ -76,14 +76,16 @@ def cut_uploads(marchline: Stage, tmp_path: Path, elements: int, places: list[in
 def test_a_host_that_does_not_read_delays_nobody_else(marchline: Stage, tmp_path: Path) -> None:
     """Host 1 of one run takes nothing from its data link any more: its round stands still, and all else goes on."""
     ledger = tmp_path / "ledger.txt"
-    other = marchline.create("odometer.py:Odometer", fixed_counts=[3, 1], params={"samples": 1_000_000})
+    other = marchline.create(
+        "odometer.py:Odometer", fixed_counts=[3, 1], params={"samples": 1_000_000, "sleep_ms": 10.0}
+    )
     for number in range(2):
         marchline.worker(f"other-{number}", "cpu:1", "--run", str(other))
     marchline.started(other, 2)
     slow = marchline.create(
         "freight.py:Freight",
         fixed_counts=[1, 1],
-        params={"samples": 10_000, "elements": 8_000_000, "path": str(ledger)},
+        params={"samples": 10_000, "elements": 4_000_000, "path": str(ledger)},
     )
     with ExitStack() as stack:
         (_, held) = behind_proxies(marchline, stack, slow, 2)

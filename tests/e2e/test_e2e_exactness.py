@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
-from stage import Stage
+from stage import THOROUGH, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -25,14 +25,14 @@ def final_model(marchline: Stage, run: int, into: Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("hosts", "counts", "expected"),
     [
-        (("cpu:2",), (3, 1), 2.5),
+        pytest.param(("cpu:2",), (3, 1), 2.5, marks=THOROUGH),
         (("cpu:1", "cpu:1"), (3, 1), 2.5),
         (("cpu:2",), (4, 1), 3.4),
-        (("cpu:1", "cpu:1"), (4, 1), 3.4),
-        (("cpu:3",), (6, 2, 1), 41 / 9),
+        pytest.param(("cpu:1", "cpu:1"), (4, 1), 3.4, marks=THOROUGH),
+        pytest.param(("cpu:3",), (6, 2, 1), 41 / 9, marks=THOROUGH),
         (("cpu:2", "cpu:1"), (6, 2, 1), 41 / 9),
         (("cpu:2",), (4, 4), 4.0),
-        (("cpu:1", "cpu:1"), (4, 4), 4.0),
+        pytest.param(("cpu:1", "cpu:1"), (4, 4), 4.0, marks=THOROUGH),
     ],
 )
 def test_odometer(
@@ -55,7 +55,7 @@ def test_odometer(
     assert float(final_model(marchline, run, tmp_path)["w"]) == pytest.approx(windows * expected, rel=1e-6)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("speeds", [(2, 6), (2, 4, 8), (1, 2, 3, 6, 12)])
+@pytest.mark.parametrize("speeds", [(2, 6), pytest.param((2, 4, 8), marks=THOROUGH), (1, 2, 3, 6, 12)])
 def test_ledger(marchline: Stage, tmp_path: Path, speeds: tuple[int, ...]) -> None:
     """Every sample id exactly once an epoch, with a partial last batch and ranks of unequal speed."""
     samples, epochs, ledger = 101, 3, tmp_path / "ledger.txt"

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from odometers import armed, injected
-from stage import JOBS, Stage, Worker, wait_for
+from stage import JOBS, THOROUGH, Stage, Worker, wait_for
 
 from wire.failpoints import injections
 
@@ -87,7 +87,7 @@ def test_a_killed_agent_takes_its_ranks_along_and_the_others_go_on(marchline: St
     [
         ("raise", {"exception": "ValueError", "exit_code": 1}),
         ("exit0", {"exception": "SystemExit"}),
-        ("segfault", {"signal": "SIGSEGV"}),
+        pytest.param("segfault", {"signal": "SIGSEGV"}, marks=THOROUGH),
     ],
 )
 def test_a_rank_that_goes_wrong_by_itself(marchline: Stage, kind: str, expected: dict[str, Any]) -> None:
@@ -235,9 +235,9 @@ class TestTheDoor:
         ],
     )
     def test_a_bad_job_is_refused_when_the_run_is_created(
-        self, marchline: Stage, job: str, params: dict[str, Any], code: str
+        self, asked: Stage, job: str, params: dict[str, Any], code: str
     ) -> None:
-        problem = marchline.create(job, expect=422, params=params)
+        problem = asked.create(job, expect=422, params=params)
         assert code in {problem["code"], *(error["code"] for error in problem.get("errors", []))}, problem
 
     @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ class TestTheDoor:
         ],
     )
     def test_a_bad_window_is_refused_when_the_run_is_created(
-        self, marchline: Stage, config: dict[str, Any], code: str
+        self, asked: Stage, config: dict[str, Any], code: str
     ) -> None:
-        problem = marchline.create("odometer.py:Odometer", expect=422, **config)
+        problem = asked.create("odometer.py:Odometer", expect=422, **config)
         assert code in {error["code"] for error in problem["errors"]}, problem
 
     @pytest.mark.parametrize(("samples", "code"), [(0, "empty_dataset"), (2, "dataset_too_small")])

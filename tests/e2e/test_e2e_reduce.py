@@ -7,11 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from stage import Stage
+from stage import THOROUGH, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-WINDOWS = int(os.environ.get("MARCHLINE_TEST_WINDOWS", "40"))
+WINDOWS = int(os.environ.get("MARCHLINE_TEST_WINDOWS", "15"))
 """case N08 asks for 500"""
 SHARED, STREAM = (), ("--stream-data",)
 SAYS = {SHARED: "sharing memory with the controller", STREAM: "streaming to the controller: it was told to stream"}
@@ -20,8 +20,8 @@ SAYS = {SHARED: "sharing memory with the controller", STREAM: "streaming to the 
 @pytest.mark.parametrize(
     ("paths", "mode", "bf16"),
     [
-        pytest.param((SHARED, SHARED), "cpu_cadence", False, id="shared memory"),
-        pytest.param((STREAM, STREAM), "cpu_cadence", True, id="stream in bf16"),
+        pytest.param((SHARED, SHARED), "cpu_cadence", False, id="shared memory", marks=THOROUGH),
+        pytest.param((STREAM, STREAM), "cpu_cadence", True, id="stream in bf16", marks=THOROUGH),
         pytest.param((SHARED, STREAM), "cpu_cadence", True, id="both in bf16"),
         pytest.param((SHARED, STREAM), "cpu_async", False, id="both while training goes on"),
     ],

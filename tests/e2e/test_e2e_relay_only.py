@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage import Stage, wait_for
+from stage import THOROUGH, Stage, wait_for
 from test_e2e_exactness import final_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -128,7 +128,7 @@ def test_it_is_killed_and_its_hosts_are_lost_by_name(marchline: Stage) -> None:
             assert worker.wait() != 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=THOROUGH)])
 def test_its_operator_ends_it_and_it_goes_at_once(marchline: Stage, number: signal.Signals) -> None:
     run, site = long_run(marchline)
     site.process.send_signal(number)

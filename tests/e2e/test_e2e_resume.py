@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from stage import Stage, wait_for
+from stage import THOROUGH, Stage, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -50,7 +50,7 @@ def warnings(marchline: Stage, run: int) -> list[str]:
     ("saves", "outer"),
     [
         ({"checkpoint_rounds": 5, "checkpoint_epochs": None}, {}),
-        ({"checkpoint_epochs": 1}, {}),
+        pytest.param({"checkpoint_epochs": 1}, {}, marks=THOROUGH),
         ({"checkpoint_rounds": 7}, {"outer_optimizer": "nesterov"}),
     ],
 )
@@ -90,9 +90,9 @@ def ledger(path: Path) -> dict[int, Counter[int]]:
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [
-        (("cpu:2",), {}),
+        pytest.param(("cpu:2",), {}, marks=THOROUGH),
         (("cpu:2", "cpu:1"), {"batch_size": 3, "quorum": 3}),
-        (("cpu:1", "cpu:1"), {"batch_size": 8, "mode": "cpu_sync"}),
+        pytest.param(("cpu:1", "cpu:1"), {"batch_size": 8, "mode": "cpu_sync"}, marks=THOROUGH),
         (("cpu:3",), {"mode": "cpu_async"}),
     ],
 )

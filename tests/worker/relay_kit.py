@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from wire.messages import (
     RankHello,
     RankReady,
     Reject,
+    RelayHeartbeat,
     RelayHello,
     RelayWelcome,
     RequestParams,
@@ -92,6 +94,8 @@ class Controller:
         self.proof = Proof()
         self.doors: dict[tuple[Channel, int], Door] = {}
         self.heard: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self.beats: defaultdict[int, asyncio.Queue[Message]] = defaultdict(asyncio.Queue)
+        """heartbeats by host's relay"""
         self.results: asyncio.Queue[RoundFinished | RoundBroken] = asyncio.Queue()
         self.attached: dict[int, asyncio.Event] = {host: asyncio.Event() for host in hosts}
         self.refuse = ""
@@ -154,6 +158,11 @@ class Controller:
 
     def commit(self, finished: RoundFinished) -> None:
         self.send_relays(RoundCommitted(finished.round, finished.attempt, finished.realized, finished.buffers_realized))
+
+    async def beating(self, host: int, times: int = 3) -> None:
+        """Until this host's relay has shown a few times more that it runs."""
+        for _ in range(self.beats[host].qsize() + times):
+            await soon(self.beats[host].get())
 
     async def end(self, channel: Channel) -> None:
         """Close these links as a run that is over does, once all is written."""
@@ -222,6 +231,9 @@ class Controller:
                     case Received(message=SharedMemory() as offer):
                         self.plane.share(host, SharedArenas(offer.directory))
                         door.shared.set()
+                    case Received(rank=rank, message=RelayHeartbeat() as beat):
+                        assert (rank, door.session.channel) == (NO_RANK, Channel.CONTROL)
+                        self.beats[host].put_nowait(beat)
                     case Received(rank=rank, message=message):
                         self.heard.put_nowait((rank, message))
 

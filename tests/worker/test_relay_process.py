@@ -157,13 +157,14 @@ async def test_nan_is_blamed_on_the_host_and_the_relay_survives(tmp_path: Path) 
 
 
 async def test_a_data_link_that_stands_still_delays_no_message(tmp_path: Path) -> None:
-    """One host is far ahead of the other, so nobody reads its data; what the ranks say and hear passes by."""
+    """One host is far ahead of the other, so nobody reads its data; what ranks say and hear passes by, and the relay's
+    heartbeats do."""
     async with AsyncExitStack() as stack:
         served = await stack.enter_async_context(controller({0: [0], 1: [1]}, 1 << 18))
         ranks = []
         for host in (0, 1):
             place = tmp_path / f"host{host}"
-            started = await stack.enter_async_context(relay(served.url, place, host, [host]))
+            started = await stack.enter_async_context(relay(served.url, place, host, [host], heartbeat_seconds=0.05))
             await started.listening()
             ranks.append(await Rank.join(host, nn.Linear(2000, 2000), place))
             stack.push_async_callback(ranks[host].leave)
@@ -178,6 +179,7 @@ async def test_a_data_link_that_stands_still_delays_no_message(tmp_path: Path) -
             await ranks[0].link.send(ChunkDone(0, number, 1))
             assert await soon(served.heard.get()) == (0, ChunkDone(0, number, 1))
         assert served.doors[Channel.DATA, 0].elements < ranks[0].arena.elements, "the stream stands still"
+        await served.beating(0)
         await ranks[1].link.send(SnapshotReady(-1, 0, 0, 0.0, 0.0))
         finished = await soon(served.results.get())
         served.commit(finished)

@@ -24,6 +24,7 @@ from wire.messages import (
     Message,
     ProbeReport,
     RankAssignment,
+    RelayHeartbeat,
     RelayHello,
     RelayWelcome,
     TrainingPlan,
@@ -54,7 +55,7 @@ class Guest:
 
     async def expect(self, kind: type[M], *, rank: int | None = None) -> M:
         """The next message of this kind; heartbeats and batches on the way are passed over, anything else fails."""
-        passed = tuple(other for other in (HostHeartbeat, BatchDone) if other is not kind)
+        passed = tuple(other for other in (HostHeartbeat, RelayHeartbeat, BatchDone) if other is not kind)
         while True:
             async with asyncio.timeout(PATIENCE):
                 speaker, message = await self.inbox.get()
