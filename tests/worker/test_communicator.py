@@ -4,15 +4,16 @@ import math
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 from worker.arena import Arena
 from worker.checksum import checksum, norm_squares
-from worker.communicator import Aborted, AbortStuck, Guard, SessionError, bounded, hangs
+from worker.communicator import JOINING, Aborted, AbortStuck, Guard, SessionError, bounded, hangs
 from worker.flat import FlatModel, Stretch, _starts, _stretches
-from worker.gloo_communicator import address_of
+from worker.gloo_communicator import GlooLibrary, address_of
 from worker.layout import model_layout
 from worker.nccl import load
 
@@ -45,6 +46,27 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
     assert address_of("lo") == "127.0.0.1"
     with pytest.raises(SessionError, match=r"no network interface 'nope0' .* there are .*lo"):
         address_of("nope0")
+
+
+def test_a_session_that_nobody_comes_to_leaves_nothing_behind() -> None:
+    def once() -> tuple[int, int]:
+        library, told = GlooLibrary("lo"), threading.Event()
+        guard = Guard(lambda: "nobody came" if told.is_set() else "")
+        identity = library.make_id()
+        timer = threading.Timer(0.1, told.set)
+        timer.start()
+        with pytest.raises(Aborted, match="nobody came"):
+            library.join(identity, 0, 2, guard)
+        for thread in threading.enumerate():
+            if thread is timer or thread.name == JOINING:
+                thread.join(5)
+        assert not hangs()
+        library.close()
+        process = psutil.Process()
+        return process.num_fds(), process.num_threads()
+
+    once()
+    assert once() == once()
 
 
 @pytest.mark.skipif(torch.version.cuda is not None or torch.version.hip is not None, reason="this torch brings NCCL")
