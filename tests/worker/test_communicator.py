@@ -53,7 +53,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_a_session_that_nobody_comes_to_leaves_nothing_behind() -> None:
-    def once() -> tuple[int, int]:
+    def once() -> None:
         library, told = GlooLibrary("lo"), threading.Event()
         guard = Guard(lambda: "nobody came" if told.is_set() else "")
         identity = library.make_id()
@@ -66,11 +66,20 @@ def test_a_session_that_nobody_comes_to_leaves_nothing_behind() -> None:
                 thread.join(5)
         assert not hangs()
         library.close()
+
+    def held() -> tuple[int, int]:
         process = psutil.Process()
         return process.num_fds(), process.num_threads()
 
     once()
-    assert once() == once()
+    before = held()
+    for _ in range(3):
+        once()
+    looks, pause = 0, threading.Event()
+    while (after := held()) > before and looks < 500:  # a thread that was joined may be seen for a moment
+        looks += 1
+        pause.wait(0.01)
+    assert after <= before
 
 
 @pytest.mark.skipif(torch.version.cuda is not None or torch.version.hip is not None, reason="this torch brings NCCL")
@@ -88,13 +97,14 @@ def test_any_other_bit_is_another_checksum(size: int) -> None:
     vector = torch.randn(size)
     assert len(checksum(vector)) == 16 and checksum(vector) == checksum(vector.clone())
     places = sorted({0, 1, size // 2, size - 2, size - 1} & set(range(size)))
+    bits = (0, 1, 22, 23, 30, 31) if size < 10_000 else (0, 31)
     seen = {checksum(vector)}
     for place in places:
-        for bit in (0, 1, 22, 23, 30, 31):
+        for bit in bits:
             other = vector.clone()
             other.view(torch.int32)[place] ^= (1 << bit) if bit < 31 else -(1 << 31)
             seen.add(checksum(other))
-    assert len(seen) == 1 + 6 * len(places)
+    assert len(seen) == 1 + len(bits) * len(places)
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (0, 2), (3, 8195), (4, 8196), (17, 90_001), (99_999, 100_002)])
