@@ -32,7 +32,7 @@ def in_sessions(seed: int, script: Script) -> Script:
     run["stall_seconds"] = dice.choice(STALLS)
     if run["stall_seconds"] != "30.0":
         run["forming_seconds"] = dice.choice(["20.0", "300.0"])
-    if dice.random() < 0.15:
+    if dice.random() < 0.3:
         run["score"] = dice.choice(["2.0", "70.0"])
     acts = [act for act in script.acts if act.words[0] != "crash" or dice.random() < 0.4]  # nobody comes back
     script = replace(script, run=run, acts=[_translated(act, script, dice) for act in acts])

@@ -154,7 +154,9 @@ class Laws(Oracle):
             return
         moment = (self._now, self.play.time_away)
         host = self.play.ranks[event.rank].host
-        self._heard[host.link] = self._relay_heard[host.host] = moment
+        self._heard[host.link] = moment
+        if host.host in self._relay_heard:  # once it has attached
+            self._relay_heard[host.host] = moment
         if isinstance(event.message, BatchDone):
             self._moved[event.rank] = moment
         elif isinstance(event.message, SyncAck):

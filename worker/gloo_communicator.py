@@ -228,7 +228,7 @@ def _meeting_point(identity: bytes) -> tuple[str, int]:
 
 
 def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+    return {int(name) for name in os.listdir("/dev/fd")}
 
 
 def _sockets(descriptors: set[int], *, listening: bool) -> list[socket.socket]:

@@ -4,62 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
+from collective_runs import MODES, bring, freight, of_rank, rounds, sessions
 from odometers import armed, assert_exact, injected
 from safetensors.numpy import load_file
-from stage import THOROUGH, Stage, Worker, wait_for
+from stage import THOROUGH, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-MODES = ("nccl_cadence", "nccl_sync")
-BATCH_MS = "10"
-
-
-def freight(marchline: Stage, tmp: Path, hosts: dict[str, int], *, samples: int, **config: Any) -> tuple[int, Path]:
-    """A run whose ranks write down what every element was before each of their batches; it is not started."""
-    ledger = tmp / "ledger.txt"
-    params = {"samples": samples, "elements": 1000, "path": str(ledger)}
-    quorum = sum(hosts.values())
-    settings = {"mode": "nccl_cadence", "initial_anchor": 5, "quorum": quorum, "params": params} | config
-    return marchline.create("freight.py:Freight", **settings), ledger
-
-
-def bring(marchline: Stage, run: int, hosts: dict[str, int], env: dict[str, str] | None = None) -> list[Worker]:
-    """Hosts that pad their batches, so that a window lasts; then Start."""
-    options = ("--emulate-ms-per-batch", BATCH_MS)
-    workers = [marchline.worker(name, f"cpu:{count}", *options, env=env) for name, count in hosts.items()]
-    marchline.started(run, sum(hosts.values()))
-    return workers
-
-
-def rounds(marchline: Stage, run: int, count: int) -> dict[str, Any]:
-    view = marchline.until(
-        run, lambda view: view["round"] >= count or view["phase"] == "failed", f"{count} rounds to close"
-    )
-    assert view["phase"] != "failed", marchline.story(run)
-    return view
-
-
-def sessions(marchline: Stage, run: int) -> list[str]:
-    """What was said of every session that came to live."""
-    return [row["text"] for row in marchline.items(run, "events") if row["kind"] == "session_live"]
-
-
-def of_rank(worker: Worker, number: int) -> psutil.Process:
-    """The process of this rank of the cohort."""
-
-    def found() -> psutil.Process | None:
-        for child in worker.children():
-            try:
-                if child.environ().get("RANK") == str(number):
-                    return child
-            except psutil.Error:
-                continue
-        return None
-
-    return wait_for(found, f"{worker.name} to have rank {number}")
 
 
 def test_a_rank_killed_in_its_window_costs_one_session_and_no_exactness(marchline: Stage, tmp_path: Path) -> None:

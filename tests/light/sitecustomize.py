@@ -1,7 +1,8 @@
-"""On the path of the processes that tests start: it spares each rank a second of processor time at its first step.
+"""On the path of the processes that tests start: it spares each of them that imports torch a part of its start.
 
-``torch.optim`` imports ``torch._dynamo`` (800 modules) there, only to tell a compiler that it may not look inside. No
-job here is compiled, so it gets a module that knows how to do nothing; whoever wants more of it gets the real one. The
+``import torch`` describes every operator to its compiler (a quarter of its time), and the first step of an optimizer
+imports that compiler (as long as torch itself), only to tell it not to look inside. No job here is compiled or built
+on the meta device, so both get modules that do nothing; whoever wants more of the compiler gets the real ones. The
 thorough run (MARCHLINE_TEST_THOROUGH=1) does without this.
 """
 
@@ -16,7 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-NAME = "torch._dynamo"
+COMPILER = "torch._dynamo"
+IDLE = (COMPILER, "torch._meta_registrations")
 
 
 class Idle(ModuleType):
@@ -34,9 +36,9 @@ class Idle(ModuleType):
 
 class Finder(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name == NAME:
+        if name in IDLE:
             return ModuleSpec(name, self, is_package=True)
-        if name.startswith(f"{NAME}."):
+        if name.startswith(f"{COMPILER}."):
             wake()
             return importlib.util.find_spec(name)
         return None
@@ -52,11 +54,13 @@ FINDER = Finder()
 
 
 def wake() -> ModuleType:
-    """The real module, in this one's place from now on."""
+    """The real compiler, in this one's place from now on, with what it has to know of the operators."""
     if FINDER in sys.meta_path:
         sys.meta_path.remove(FINDER)
-        del sys.modules[NAME]
-    return importlib.import_module(NAME)
+        for name in IDLE:
+            sys.modules.pop(name, None)
+        importlib.import_module("torch._meta_registrations")
+    return importlib.import_module(COMPILER)
 
 
 sys.meta_path.insert(0, FINDER)
