@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, SessionError, leave_behind
+from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, Part, SessionError, leave_behind
 
 _LOOK_SECONDS = 0.001
 _REACH_SECONDS = 10.0
@@ -99,14 +99,15 @@ class GlooCommunicator:
         found: list[int] = vector.tolist()
         return found
 
-    def average(self, source: Tensor, target: Tensor, factor: float) -> None:
-        """See ``Communicator``. gloo sums in place, so the weighted values are written to ``target`` first."""
+    def average(self, parts: Sequence[Part]) -> None:
+        """See ``Communicator``. gloo sums in place, so the weighted values are written to the targets first."""
         self._guard.check()
-        if factor:
-            torch.mul(source, float(np.float32(factor)), out=target)
-        else:
-            target.zero_()
-        self._sum(target, "the sum", None)
+        for part in parts:
+            if part.factor:
+                torch.mul(part.source, float(np.float32(part.factor)), out=part.target)
+            else:
+                part.target.zero_()
+            self._sum(part.target, "the sum", None)
 
     def abort(self) -> None:
         """See ``Communicator``."""

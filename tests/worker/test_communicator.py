@@ -29,16 +29,20 @@ def test_a_wait_ends_with_what_it_waits_for_its_bound_or_an_interrupt() -> None:
     Guard(lambda: "rank 2 died").wait(lambda: True, 60.0, "the sum")  # done is done
 
 
+def aborting() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "abort session"]
+
+
 def test_what_hangs_is_left_behind_under_a_name() -> None:
     bounded(lambda: None, 5.0, "never said")
-    assert not hangs()
+    assert not aborting()
     gate = threading.Event()
     with pytest.raises(AbortStuck, match="this rank's GPU may hang"):
         bounded(lambda: gate.wait(20), 0.01, "this rank's GPU may hang")
-    assert hangs()
+    assert hangs() and aborting()
     gate.set()
-    next(thread for thread in threading.enumerate() if thread.name == "abort session").join(5)
-    assert not hangs()
+    aborting()[0].join(5)
+    assert not aborting()
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
