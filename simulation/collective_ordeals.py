@@ -1,6 +1,7 @@
-"""A third of the ordeals are of the collective modes: the same worlds and faults, and those that sessions bring along.
+"""A third of the ordeals, and of the random worlds, are of the collective modes: the same worlds and faults, and those
+that sessions bring along.
 
-Drawn by dice of their own, so that the other ordeals stay what they are.
+Drawn by dice of their own, so that the others stay what they are.
 """
 
 from __future__ import annotations
@@ -42,6 +43,18 @@ def in_sessions(seed: int, script: Script) -> Script:
         script = _larger(script, dice)
     script.acts = [*script.acts, *_strikes(script, dice)]
     return script
+
+
+def world_in_sessions(seed: int, script: Script) -> Script:
+    """A random world, which may be one of the collective modes."""
+    dice = random.Random(f"{seed}/sessions")
+    if dice.random() >= SHARE:
+        return script
+    run = {key: value for key, value in script.run.items() if key not in ("max_overshoot", "write_back")}
+    run["mode"] = dice.choice(COLLECTIVE)
+    if run["mode"].endswith("_sync"):
+        run.pop("speed_hint", None)
+    return replace(script, run=run, acts=[_translated(act, script, dice) for act in script.acts])
 
 
 def _translated(act: Act, script: Script, dice: random.Random) -> Act:
