@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,6 @@ from simulation.theatre import Theatre
 from simulation.trial import hold
 from simulation.worlds import draw as draw_world
 from wire.messages import SessionLost, SyncNow
-from worker import communicator
 
 WORLD = """
 run samples=60 batch_size=1 mode=nccl_cadence quorum=3 target=3 initial_anchor=4 reduce=0.05
@@ -100,7 +100,8 @@ def test_they_may_find_out_by_themselves(notice: float) -> None:
 
 def test_ranks_have_the_patience_of_real_ones_and_the_controller_has_less() -> None:
     """They can only say that somebody did not come; the controller sees who does not even try."""
-    assert (JOIN_SECONDS, SUM_SECONDS) == (communicator.JOIN_SECONDS, communicator.COLLECTIVE_SECONDS)
+    real = (Path(__file__).parents[2] / "worker" / "communicator.py").read_text()  # without the library behind it
+    assert f"\nJOIN_SECONDS = {JOIN_SECONDS}\n" in real and f"\nCOLLECTIVE_SECONDS = {SUM_SECONDS}\n" in real
     assert collective.JOIN_SECONDS < JOIN_SECONDS
 
 
