@@ -53,8 +53,10 @@ class Guard:
             raise Aborted(reason)
 
     def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Poll until ``done``: without pause for a millisecond, then with longer ones, up to that. Raises ``Aborted``; ``SessionError``
-        when it takes longer than ``seconds``, and whatever ``done`` raises."""
+        """Poll until ``done``: without pause for a millisecond, then with longer ones, up to that.
+
+        Raises ``Aborted``; ``SessionError`` when it takes longer than ``seconds``, and whatever ``done`` raises.
+        """
         started = self.clock()
         while not done():
             self.check()
