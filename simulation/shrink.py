@@ -56,6 +56,7 @@ def _smaller(script: Script) -> Iterator[Script]:
     for index, host in enumerate(script.hosts):
         for simpler in _simpler_hosts(host):
             yield from _with_hosts(script, [*script.hosts[:index], simpler, *script.hosts[index + 1 :]])
+    yield from (replace(script, acts=acts) for acts in _of_lower_ranks(script.acts))
     for key in NUMBERS:
         value = int(script.run.get(key, "1"))
         for less in dict.fromkeys((1, value // 2, value - 1)):
@@ -107,6 +108,16 @@ def _moved(act: Act, moved: dict[int, int], names: set[str]) -> Act | None:
         return act
     rank = moved.get(int(arguments[0]))
     return None if rank is None else replace(act, words=[kind, str(rank), *arguments[1:]])
+
+
+def _of_lower_ranks(acts: list[Act]) -> Iterator[list[Act]]:
+    """The same acts, of which one strikes a rank of a lower number: then those above it may go."""
+    for index, act in enumerate(acts):
+        kind, *arguments = act.words
+        if kind in RANK_ACTS and arguments[0] != "0":
+            for lower in dict.fromkeys((0, int(arguments[0]) // 2)):
+                words = [kind, str(lower), *arguments[1:]]
+                yield [*acts[:index], replace(act, words=words), *acts[index + 1 :]]
 
 
 def _without(items: Sequence[Item]) -> Iterator[list[Item]]:

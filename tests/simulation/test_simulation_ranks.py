@@ -9,8 +9,10 @@ import pytest
 from backend.core.config import RunConfig
 from backend.core.round_cost import Line, RoundCost
 from simulation.figures import Meter
+from simulation.network import Network
 from simulation.pace import Pace
 from simulation.played import Batch, Packed, PlayedHost, PlayedRank
+from simulation.rounds import PlayedPlane
 from simulation.stage import Stage
 from wire.messages import BatchDone, ChunkDone, Message, RequestParams, StartChunk
 
@@ -27,6 +29,8 @@ class Bench:
         self.config = RunConfig(job="odometer.py:Odometer", mode="cpu_async" if overlap else "cpu_cadence")
         self.batch_size = 2
         self.overlap = overlap
+        self.network = Network(self.stage, PlayedPlane(self.stage, cost, 1.0, lambda event: None))
+        self.score_seconds = 0.0
         self.heard: list[tuple[float, Message]] = []
         self.packed: list[tuple[float, int, int]] = []
         """when, attempt, steps"""
