@@ -76,7 +76,7 @@ def accepts_twice(real: Function) -> Function:
     return accept
 
 
-@mutant(EpochPool, "_oldest", "a round accepts the newest batches of a rank in place of the oldest")
+@mutant(EpochPool, "_oldest", "a round accepts the newest batches of a rank in place of the oldest", modes="cpu_async")
 def accepts_the_newest(real: Function) -> Function:
     def oldest(pool: EpochPool, rank: int, batches: int) -> Any:
         pool._in_flight.get(rank, []).reverse()

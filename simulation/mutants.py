@@ -21,12 +21,12 @@ class Mutant:
     where: Any
     what: str
     make: Callable[[Function], Any]
-    collective: bool = False
-    """only the collective modes go where it is"""
+    modes: str = ""
+    """how the modes begin that go where it is"""
 
     def among(self, script: Script) -> bool:
         """Whether an ordeal may find it."""
-        return not self.collective or script.config().collective
+        return script.run["mode"].startswith(self.modes)
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -47,12 +47,12 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(
-    where: Any, what: str, story: str, *, collective: bool = False
+    where: Any, what: str, story: str, *, modes: str = ""
 ) -> Callable[[Callable[[Function], Any]], Callable[[Function], Any]]:
-    """Register a mutant under the name of its maker; one that is ``collective`` is looked for in those modes only."""
+    """Register a mutant under the name of its maker; it is looked for in ``modes`` only, where they are given."""
 
     def register(make: Callable[[Function], Any]) -> Callable[[Function], Any]:
-        MUTANTS.append(Mutant(make.__name__, story, where, what, make, collective))
+        MUTANTS.append(Mutant(make.__name__, story, where, what, make, modes))
         return make
 
     return register

@@ -16,7 +16,7 @@ from simulation.mutants import Function
 from simulation.mutants import mutant as any_mutant
 from wire.messages import NewSession
 
-mutant = partial(any_mutant, collective=True)
+mutant = partial(any_mutant, modes="nccl_")
 
 
 @mutant(Collectives, "_synced", "a round is committed with one report missing")

@@ -134,7 +134,7 @@ def test_a_failure_is_shrunk_to_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(EpochPool, "forfeit", forgets_the_dead)
-    trial = first_failure(range(21, SEEDS))  # from the one before it hundreds of plays wait for a stall
+    trial = first_failure(range(21, SEEDS))  # shrinking the one before it plays hundreds of stalls
     small = shrink_failure(trial.script, trial.failure)
 
     assert small.ranks <= 3
