@@ -132,9 +132,8 @@ class Collective:
         self.flat.scatter()
         self._base, self._spare = after, unused
         text = checksum(after) if hashed else ""
-        pre, delta, post = (
-            torch.stack(squares).sqrt().tolist()
-        )  # waits for the device: the next batch is timed from here
+        # The device is waited for here: the next batch is timed from its end (M21).
+        pre, delta, post = torch.stack(squares).sqrt().tolist()
         return AdoptResult(delta / post if post > _NOTHING else 0.0, pre, post, text)
 
     def consensus(self) -> Tensor | None:
