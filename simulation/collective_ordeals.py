@@ -13,7 +13,7 @@ from backend.core.config import COLLECTIVE
 from simulation.script import Act, HostLine, Script
 
 SHARE = 1 / 3
-STALLS = ("30.0", "30.0", "200.0")
+STALLS = ("30.0", "30.0", "120.0")
 """seconds; under the longest one ranks give up joining by themselves, and are given up"""
 ELSEWHERE = {"poison": "crooked", "spoil": "broken"}
 """faults of the CPU reduce, and what stands for them here"""
@@ -31,7 +31,7 @@ def in_sessions(seed: int, script: Script) -> Script:
     run["mode"] = dice.choice(COLLECTIVE)
     run["stall_seconds"] = dice.choice(STALLS)
     if run["stall_seconds"] != "30.0":
-        run["forming_seconds"] = dice.choice(["20.0", "300.0"])
+        run["forming_seconds"] = dice.choice(["20.0", "150.0"])
     if dice.random() < 0.3:
         run["score"] = dice.choice(["2.0", "70.0"])
     acts = [act for act in script.acts if act.words[0] != "crash" or dice.random() < 0.4]  # nobody comes back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -11,8 +12,11 @@ from backend.core.collective import Collectives
 from backend.core.cycle import OpenedRound
 from backend.core.saving import CheckpointDesk
 from backend.core.vocabulary import SendRank
-from simulation.mutants import Function, mutant
+from simulation.mutants import Function
+from simulation.mutants import mutant as any_mutant
 from wire.messages import NewSession
+
+mutant = partial(any_mutant, collective=True)
 
 
 @mutant(Collectives, "_synced", "a round is committed with one report missing")

@@ -14,6 +14,8 @@ from hypothesis import settings
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
+# Tests run beside one another: the threads of one torch would only wait for those of the others.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = module_path(*map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -177,7 +177,7 @@ class Collectives:
         if session.deadline is not None and now >= session.deadline:
             match session.state:
                 case "naming":
-                    march.out += self._next(f"it named no session within {GENERATOR_SECONDS:g} s", now)
+                    march.out += self._next(f"{self._maker()} named no session within {GENERATOR_SECONDS:g} s", now)
                 case "broken":
                     self._again(now)
                 case _:
@@ -240,10 +240,13 @@ class Collectives:
         session = self.session
         assert session.generator is not None
         session.tried.append(session.generator)
-        where = self._march.world.where(session.generator)
-        self._march.event("session_failed", f"Session {session.generation} of {where} failed: {because}", "warning")
+        self._march.event("session_failed", f"Session {session.generation} failed: {because}", "warning")
         dropped = self._drop(because)
         return dropped + self._begin(because, now)
+
+    def _maker(self) -> str:
+        assert self.session.generator is not None
+        return self._march.world.where(self.session.generator)
 
     def _drop(self, reason: str) -> list[Effect]:
         """Void the session: whoever is in it, or on the way to it, is got out."""
@@ -258,7 +261,8 @@ class Collectives:
         if session.state != "naming" or (rank, message.generation) != (session.generator, session.generation):
             return
         if not 0 < len(message.id) <= MAX_ID_BYTES:
-            march.out += self._next(f"its identity has {len(message.id)} bytes", now)
+            what = f"{self._maker()} named it by {len(message.id)} bytes, which is no identity"
+            march.out += self._next(what, now)
             return
         if self._scoring():  # since the generator was asked
             session.close(session.reason)

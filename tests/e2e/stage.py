@@ -29,6 +29,7 @@ THOROUGH = pytest.mark.skipif(
     reason="more of what is tested without it, up to models of 560 MB: minutes, and 6 GB; MARCHLINE_TEST_THOROUGH=1",
 )
 ADDRESS = re.compile(r"http://(?:\[[\da-f:]+\]|[\d.]+):\d+")
+OVER = ("done", "failed", "interrupted")
 PATIENCE = 180.0
 """seconds after which a test gives up on something that should have happened"""
 
@@ -164,8 +165,7 @@ class Stage:
         return self.until(run, lambda view: view["window"]["joined_ranks"] >= ranks, f"{ranks} ranks to join")
 
     def ended(self, run: int, seconds: float = PATIENCE) -> dict[str, Any]:
-        over = ("done", "failed", "interrupted")
-        return self.until(run, lambda view: view["phase"] in over, f"run {run} to end", seconds)
+        return self.until(run, lambda view: view["phase"] in OVER, f"run {run} to end", seconds)
 
     def started(self, run: int, ranks: int) -> None:
         """Wait for the ranks and press Start."""
@@ -190,17 +190,18 @@ class Stage:
         parts += [f"--- {worker.name}\n{worker.output()[-3000:]}" for worker in self.workers]
         return "\n".join([*parts, "--- controller", self.log.read_text(errors="replace")[-4000:]])
 
+    def leave(self) -> None:
+        """End what was started here, but for the controller: no run of it is live any more."""
+        _end([worker.process for worker in self.workers])
+        for row in self.get("runs", limit=1000)["items"]:
+            if row["phase"] not in OVER:
+                self.client.post(f"/api/v1/runs/{row['id']}/abort")
+                self.ended(row["id"], 30)
+        self.client.close()
+
     def close(self) -> None:
         self.client.close()
-        for process in [*(worker.process for worker in self.workers), self.process]:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for process in [*(worker.process for worker in self.workers), self.process]:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        _end([*(worker.process for worker in self.workers), self.process])
 
 
 @contextmanager
@@ -256,7 +257,19 @@ def wait_for(look: Callable[[], T | None], what: str, seconds: float = PATIENCE)
         if found:
             return found
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
-        time.sleep(0.05)
+        time.sleep(0.1)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _command(process: psutil.Process) -> str:

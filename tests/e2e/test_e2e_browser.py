@@ -83,7 +83,12 @@ def sign_in(browser: Browser, marchline: Stage) -> Watched:
 
 def test_from_dial_in_to_history(browser: Browser, repository: Stage) -> None:
     run = repository.create(
-        "examples/digits.py:Digits", name="first march", quorum=3, batch_size=16, epochs=12, initial_anchor=4
+        "examples/digits.py:Digits",
+        name="first march",
+        quorum=3,
+        batch_size=16,
+        epochs=12 if SCREENSHOTS else 6,
+        initial_anchor=4,
     )
     watched = sign_in(browser, repository)
     page = watched.page

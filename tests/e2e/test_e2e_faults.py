@@ -236,9 +236,9 @@ class TestTheDoor:
         ],
     )
     def test_a_bad_job_is_refused_when_the_run_is_created(
-        self, asked: Stage, job: str, params: dict[str, Any], code: str
+        self, marchline: Stage, job: str, params: dict[str, Any], code: str
     ) -> None:
-        problem = asked.create(job, expect=422, params=params)
+        problem = marchline.create(job, expect=422, params=params)
         assert code in {problem["code"], *(error["code"] for error in problem.get("errors", []))}, problem
 
     @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ class TestTheDoor:
         ],
     )
     def test_a_bad_window_is_refused_when_the_run_is_created(
-        self, asked: Stage, config: dict[str, Any], code: str
+        self, marchline: Stage, config: dict[str, Any], code: str
     ) -> None:
-        problem = asked.create("odometer.py:Odometer", expect=422, **config)
+        problem = marchline.create("odometer.py:Odometer", expect=422, **config)
         assert code in {error["code"] for error in problem["errors"]}, problem
 
     @pytest.mark.parametrize(("samples", "code"), [(0, "empty_dataset"), (2, "dataset_too_small")])

@@ -298,7 +298,7 @@ def test_many_rounds_leave_nothing_behind(tmp_path: Path) -> None:
         process = psutil.Process()
         return process.memory_info().rss, process.num_fds(), process.num_threads()
 
-    more = 500 if os.environ.get("MARCHLINE_TEST_THOROUGH") else 150
+    more = 500 if os.environ.get("MARCHLINE_TEST_THOROUGH") else 100
     before = rounds(range(50))
     after = rounds(range(50, 50 + more))
     assert after[0] - before[0] < 4 << 20

@@ -4,15 +4,16 @@ import math
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
 
 from worker.arena import Arena
 from worker.checksum import checksum, norm_squares
-from worker.communicator import Aborted, AbortStuck, Guard, SessionError, bounded, hangs
+from worker.communicator import JOINING, Aborted, AbortStuck, Guard, SessionError, bounded, hangs
 from worker.flat import FlatModel, Stretch, _starts, _stretches
-from worker.gloo_communicator import address_of
+from worker.gloo_communicator import GlooLibrary, address_of
 from worker.layout import model_layout
 from worker.nccl import load
 
@@ -51,6 +52,36 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
         address_of("nope0")
 
 
+def test_a_session_that_nobody_comes_to_leaves_nothing_behind() -> None:
+    def once() -> None:
+        library, told = GlooLibrary("lo"), threading.Event()
+        guard = Guard(lambda: "nobody came" if told.is_set() else "")
+        identity = library.make_id()
+        timer = threading.Timer(0.1, told.set)
+        timer.start()
+        with pytest.raises(Aborted, match="nobody came"):
+            library.join(identity, 0, 2, guard)
+        for thread in threading.enumerate():
+            if thread is timer or thread.name == JOINING:
+                thread.join(5)
+        assert not hangs()
+        library.close()
+
+    def held() -> tuple[int, int]:
+        process = psutil.Process()
+        return process.num_fds(), process.num_threads()
+
+    once()
+    before = held()
+    for _ in range(3):
+        once()
+    looks, pause = 0, threading.Event()
+    while (after := held()) > before and looks < 500:  # a thread that was joined may be seen for a moment
+        looks += 1
+        pause.wait(0.01)
+    assert after <= before
+
+
 @pytest.mark.skipif(torch.version.cuda is not None or torch.version.hip is not None, reason="this torch brings NCCL")
 def test_a_torch_without_nccl_is_named() -> None:
     with pytest.raises(SessionError, match="install a torch for CUDA or ROCm"):
@@ -66,13 +97,14 @@ def test_any_other_bit_is_another_checksum(size: int) -> None:
     vector = torch.randn(size)
     assert len(checksum(vector)) == 16 and checksum(vector) == checksum(vector.clone())
     places = sorted({0, 1, size // 2, size - 2, size - 1} & set(range(size)))
+    bits = (0, 1, 22, 23, 30, 31) if size < 10_000 else (0, 31)
     seen = {checksum(vector)}
     for place in places:
-        for bit in (0, 1, 22, 23, 30, 31):
+        for bit in bits:
             other = vector.clone()
             other.view(torch.int32)[place] ^= (1 << bit) if bit < 31 else -(1 << 31)
             seen.add(checksum(other))
-    assert len(seen) == 1 + 6 * len(places)
+    assert len(seen) == 1 + len(bits) * len(places)
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (0, 2), (3, 8195), (4, 8196), (17, 90_001), (99_999, 100_002)])

@@ -94,6 +94,16 @@ def test_nccl_is_told_the_interface_and_nothing_else() -> None:
     assert environment(said) == said
 
 
+def test_a_session_that_is_aborted_is_no_reason_for_torch_to_print_stacks() -> None:
+    orders = plan("x.py:X", total_samples=1, mode="nccl_sync")
+    assignment = RankAssignment(rank=0, local_rank=0, device="cpu:0")
+    world = WorldFormed(orders, world_size=1, generation=0, assignments=[assignment])
+    device = LocalDevice(Device(id="cpu:0", type="cpu"), visible="")
+    for base, level in (({}, "ERROR"), ({"TORCH_CPP_LOG_LEVEL": "INFO"}, "INFO")):
+        given = rank_environment(base, world, assignment, device, host_id=0, url="ws://hub", cores=2)
+        assert given["TORCH_CPP_LOG_LEVEL"] == level
+
+
 def test_ranks_that_share_a_gpu_pose_as_hosts() -> None:
     given = environment({"MARCHLINE_NCCL_HOSTID_PER_RANK": "1"})
     assert given.pop("NCCL_HOSTID") == f"{socket.gethostname()}-3"
