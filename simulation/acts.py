@@ -17,6 +17,14 @@ Besides those that ``script`` explains, these need ``run wires=1``:
     at T disk ok|full|silent          what becomes of checkpoints from now on
     at T away SECONDS                 the controller's process stands still
     at T crash EFFECTS                it dies once it has performed so many more effects; -1: behind the first goodbye
+
+In the collective modes, wires or not:
+
+    at T mute RANK                    it makes no session's identity when it is asked next
+    at T outcast RANK [COUNT]         it cannot join the next sessions
+    at T broken RANK [COUNT]          its next sums fail, though nobody is dead
+    at T crooked RANK [COUNT]         its next reports have another total than the others'
+    at T echo RANK                    from now on it says twice what it says of sessions
 """
 
 from __future__ import annotations
@@ -34,7 +42,8 @@ if TYPE_CHECKING:
 Perform = Callable[["Script", Theatre, list[str]], object]
 
 OPERATOR = ("start", "stop", "abort", "extend", "turn_away", "change", "save")
-RANK_ACTS = ("kill", "quit", "deaf", "nan", "speed", "pause", "hang", "lose", "double")
+SYNC_ACTS = ("mute", "outcast", "broken", "crooked", "echo")
+RANK_ACTS = ("kill", "quit", "deaf", "nan", "speed", "pause", "hang", "lose", "double", *SYNC_ACTS)
 HOST_ACTS = ("unplug", "freeze", "relay", "stop_relay", "poison", "cut", "reset", "slow", "leave")
 
 
@@ -104,6 +113,16 @@ def _spoil(play: Ordeal, sums: int) -> None:
     play.plane.broken_sums = sums
 
 
+def _in_sessions(what: str) -> Callable[..., object]:
+    """Whatever a rank does wrong in sessions: so many times."""
+
+    def strike(play: Theatre, rank: int, times: int = 1) -> None:
+        syncing = play.ranks[rank].syncing
+        setattr(syncing, what, getattr(syncing, what) + times)
+
+    return strike
+
+
 def _lives(play: Theatre, rank: int) -> bool:
     return rank in play.ranks and play.ranks[rank].alive
 
@@ -141,6 +160,7 @@ ACTS: dict[str, Perform] = {
     "quit": _to_rank(lambda play, rank: play.quit(rank)),
     "speed": _to_rank(Theatre.set_speed, float),
     "pause": _to_rank(Theatre.pause, float),
+    **{act: _to_rank(_in_sessions(act), int) for act in SYNC_ACTS},
     "lr": _set_lr,
     "lag": _lag,
 }

@@ -27,7 +27,7 @@ from backend.core.training import Training
 from backend.core.vocabulary import End, Record, Refused
 from backend.core.work import EpochPool
 from backend.core.world import World
-from simulation import later_bugs
+from simulation import later_bugs, session_bugs
 from simulation.mutants import MUTANTS, Function, mutant
 from wire.messages import BatchDone, SyncAck
 
@@ -369,4 +369,4 @@ SURVIVORS: dict[str, str] = {
 }
 """by name: why no ordeal can find it"""
 
-__all__ = ["MUTANTS", "SURVIVORS", "later_bugs"]
+__all__ = ["MUTANTS", "SURVIVORS", "later_bugs", "session_bugs"]

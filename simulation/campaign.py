@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,11 +73,13 @@ def endure(script: Script) -> tuple[Trial, Counter[str]]:
     return trial, sum((each.finish() for each in probes), Counter())
 
 
-def play(first: int, stop: int, *, most_failures: int = 5) -> Tally:
-    """The seeds from ``first`` up to ``stop``; no further once so many have broken."""
+def play(
+    first: int, stop: int, *, most_failures: int = 5, among: Callable[[Script], bool] = lambda script: True
+) -> Tally:
+    """The seeds from ``first`` up to ``stop``, of those that are ``among``; no further once so many have broken."""
     tally = Tally()
-    for seed in range(first, stop):
-        script = draw(seed)
+    for script in filter(among, map(draw, range(first, stop))):
+        seed = int(script.run["dice"])
         trial, hits = endure(script)
         tally.seeds += 1
         tally.events += trial.events

@@ -27,13 +27,16 @@ from backend.core.vocabulary import (
     RelayLost,
     RoundBroken,
     SendHost,
+    SendRank,
     SendRelay,
     Tick,
+    WriteCheckpoint,
 )
 from simulation.oracle import COMMITTED, LOST, Oracle
 from simulation.ordeal import Ordeal
 from simulation.played import Batch
 from simulation.rounds import Sum
+from simulation.session_laws import SessionLaws
 from wire.messages import (
     Accept,
     BatchDone,
@@ -43,8 +46,10 @@ from wire.messages import (
     RelayExited,
     RoundCommitted,
     RunEnded,
+    Shutdown,
     StartChunk,
     SyncAck,
+    SyncRefused,
 )
 
 PHASES = {
@@ -59,6 +64,8 @@ SAVED = (
     "AllRanksLost",
     "TrainStall",
     "ReduceStall",
+    "SingleSurvivor",
+    "RendezvousExhausted",
     "RepeatedFailure",
     "All",
     "The epoch",
@@ -90,10 +97,12 @@ class Laws(Oracle):
     def __init__(self, play: Ordeal) -> None:
         super().__init__(play)
         self._now = 0.0
+        self.sessions = SessionLaws(play)
         self._cause: Event = Tick()
         self._before: object = None
         self._phase = play.cohort.phase
         self._open_attempt: tuple[int, int] | None = None
+        self._asked_round = self._open_round = -2
         self._opened_at = (0.0, 0.0)
         self._stop_taken = False
         self._after_stop = 0
@@ -117,6 +126,7 @@ class Laws(Oracle):
     def event(self, now: float, event: Event) -> None:
         super().event(now, event)
         play = self.play
+        self.sessions.event(event, self.dead)
         self._now, self._cause, self._before, self._exited = now, event, None, None
         march = play.cohort.march
         if isinstance(event, RankSaid):
@@ -158,13 +168,7 @@ class Laws(Oracle):
             case OpenRound(round=number, attempt=attempt):
                 assert self._open_attempt is None, f"round {number} is opened while {self._open_attempt} is open"
                 self._open_attempt = (number, attempt)
-                if attempt == 0:
-                    self._opened_at = (now, self.play.time_away)
-                    self._after_stop += self._stop_taken
-                    assert self._after_stop <= 1 or self.play.overlap, "the operator's stop is not obeyed"
-                self._contributors = {rank for ranks in effect.hosts.values() for rank in ranks}
-                self._acked.clear()
-                self._check_counts()
+                self._asked_for(number, {rank for ranks in effect.hosts.values() for rank in ranks})
             case AbortRound():
                 assert self._open_attempt == (effect.round, effect.attempt), (
                     f"{effect}, but {self._open_attempt} is open"
@@ -180,12 +184,21 @@ class Laws(Oracle):
                 self._admitted.discard(link)
             case Record(table="events", row={"kind": "stop_requested"}):
                 self._stop_taken = True
+            case SendRank() if self.play.config.collective:
+                self._to_member(effect)
+            case WriteCheckpoint(consensus_of=bearer, manifest=manifest) if self.play.config.collective:
+                held = self.sessions.handed_over.get(bearer)
+                assert held == manifest["round"], f"L5: rank {bearer} handed over round {held}, not {manifest['round']}"
 
     def handled(self, now: float, event: Event, effects: list[Effect]) -> None:
         play = self.play
         if play.crashed:
             return
         cohort = play.cohort
+        if play.config.collective:
+            if cohort.march is not None and cohort.march.cycle.open is not None:
+                self._opens(cohort.march.cycle.open.round)
+            self.sessions.handled()
         if cohort.phase != self._phase:
             assert (self._phase, cohort.phase) in self.phases, f"{self._phase} may not become {cohort.phase}"
             self._phase = cohort.phase
@@ -207,6 +220,31 @@ class Laws(Oracle):
         self.standing[number] = Standing(len(self._epochs), samples)
 
     # --------------------------------------------------------------------------------------------------- laws
+
+    def _asked_for(self, number: int, ranks: set[int]) -> None:
+        """These are to contribute to the round."""
+        if number != self._asked_round:
+            self._asked_round = number
+            self._opens(number)
+            self._after_stop += self._stop_taken
+            assert self._after_stop <= 1 or self.play.overlap, "the operator's stop is not obeyed"
+        self._contributors = ranks
+        self._acked.clear()
+        self._check_counts()
+
+    def _opens(self, number: int) -> None:
+        if number != self._open_round:
+            self._open_round, self._opened_at = number, (self._now, self.play.time_away)
+
+    def _to_member(self, effect: SendRank) -> None:
+        march = self.play.cohort.march
+        asked_for = self.sessions.effect(effect)
+        if asked_for is not None:
+            self._open(*asked_for, self.sessions.members)
+            self._asked_for(asked_for[0], self.sessions.members.copy())
+        if isinstance(effect.message, Shutdown) and march is not None and march.ending is not None:
+            missing = self.sessions.unadopted() if march.ending.step == "leaving" else set()
+            assert not missing or "ReduceStall" in march.ending.reason, f"all leave before {sorted(missing)} adopted"
 
     def _chunk(self, rank: int, chunk: StartChunk) -> None:
         if not self._held.get(rank):  # with work in hand it is waited for since before
@@ -237,6 +275,11 @@ class Laws(Oracle):
                 return
             case RelayLost(host=number) | RoundBroken(host=number) if number == host.host:
                 return
+            case RankSaid(rank=refused, message=SyncRefused()) if refused == rank and "were not finite" in reason:
+                return
+        if "RendezvousStall" in reason:
+            self.sessions.justify(rank)
+            return
         if "TrainStall" in reason:
             silent = self._waited(self._moved[rank])
             assert silent >= play.config.stall_seconds - 1e-6, f"L3: rank {rank} stalls after {silent} s"
@@ -305,7 +348,11 @@ class Laws(Oracle):
             return
         trained = march.cycle.next_round > march.cycle.first_round or march.forming.brings is not None
         if reason.startswith(SAVED) and trained and not play.disk_trouble:
-            assert play.rows("checkpoints"), f"L5: nothing is saved at the end: {reason}"
+            said = play.config.collective and ", but " in reason  # with nobody left there is no consensus, either
+            assert play.rows("checkpoints") or said, f"L5: nothing is saved at the end: {reason}"
+        if play.config.collective and play.end.phase == "done" and trained and not play.disk_trouble:
+            last, saved = march.cycle.next_round - 1, [row["round"] for row in play.rows("checkpoints")]
+            assert saved and saved[-1] == last, f"L5: done with round {last}, and saved are {saved}"
         pool = march.training.pool
         if pool is not None:
             where = self._dealt.get(pool.epoch, bytearray(play.samples))

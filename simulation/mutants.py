@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from simulation.script import Script
+
 Function = Callable[..., Any]
 
 
@@ -19,6 +21,12 @@ class Mutant:
     where: Any
     what: str
     make: Callable[[Function], Any]
+    collective: bool = False
+    """only the collective modes go where it is"""
+
+    def among(self, script: Script) -> bool:
+        """Whether an ordeal may find it."""
+        return not self.collective or script.config().collective
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -38,11 +46,13 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def mutant(where: Any, what: str, story: str) -> Callable[[Callable[[Function], Any]], Callable[[Function], Any]]:
-    """Register a mutant under the name of its maker."""
+def mutant(
+    where: Any, what: str, story: str, *, collective: bool = False
+) -> Callable[[Callable[[Function], Any]], Callable[[Function], Any]]:
+    """Register a mutant under the name of its maker; one that is ``collective`` is looked for in those modes only."""
 
     def register(make: Callable[[Function], Any]) -> Callable[[Function], Any]:
-        MUTANTS.append(Mutant(make.__name__, story, where, what, make))
+        MUTANTS.append(Mutant(make.__name__, story, where, what, make, collective))
         return make
 
     return register

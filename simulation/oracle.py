@@ -26,7 +26,7 @@ from simulation.played import Batch
 from simulation.rounds import Sum
 from simulation.theatre import Theatre
 from simulation.watch import Watcher
-from wire.messages import ChunkDone, RequestParams, RoundCommitted, StartChunk
+from wire.messages import ChunkDone, RequestParams, RoundCommitted, StartChunk, SyncNow
 
 POOL, DEALT, COMMITTED, LOST = 0, 1, 2, 3
 
@@ -57,6 +57,8 @@ class Oracle(Watcher):
         self._committed = 0
         """samples of the last committed round"""
         self._rounds = 0
+        self._divisor: dict[int, int] = {}
+        """steps by rank, of the sum that was committed last"""
         self._epochs: list[int] = []
         play.watchers.append(self)
 
@@ -75,15 +77,15 @@ class Oracle(Watcher):
                 assert rank not in self.dead, f"L3: {type(message).__name__} for rank {rank}, which is dead"
                 if isinstance(message, StartChunk):
                     self._chunk(rank, message)
-                elif isinstance(message, RequestParams):
+                elif isinstance(message, RequestParams | SyncNow):
                     assert not self._held.get(rank) or self.play.overlap, (
                         f"rank {rank} is asked in the middle of a chunk"
                     )
             case SendRelay(message=RoundCommitted(round=number, attempt=attempt)):
                 assert self._finished is not None, f"L1: round {number} is committed before it was summed"
                 assert (self._finished.round, self._finished.attempt) == (number, attempt), "L1: another sum"
-            case OpenRound():
-                self._open(effect)
+            case OpenRound(round=number, attempt=attempt, hosts=hosts):
+                self._open(number, attempt, {rank for ranks in hosts.values() for rank in ranks})
             case Record(table=table, row=row):
                 self._record(table, row)
             case End(reason=reason):
@@ -94,7 +96,7 @@ class Oracle(Watcher):
         if number < 0:
             return  # the initial parameters: nobody has worked
         assert result.value is None or isfinite(result.value), f"L4: the consensus of round {number} is {result.value}"
-        self._committed = 0
+        self._committed, self._divisor = 0, result.steps
         for rank, steps in result.steps.items():
             assert steps == len(batches[rank]), f"L1: rank {rank} declared {steps} steps, did {len(batches[rank])}"
             given = self._given.get(rank, [])
@@ -150,14 +152,16 @@ class Oracle(Watcher):
         assert where.count(before, offset, offset + size) == size, f"L2: {batch} is not in state {before}"
         where[offset : offset + size] = bytes([after]) * size
 
-    def _open(self, effect: OpenRound) -> None:
-        number, attempt = self._opened
-        again = (effect.round, effect.attempt) == (number, attempt + 1)
-        following = self._first if number == -1 else number + 1
-        assert again or (effect.round, effect.attempt) == (following, 0), f"{effect} follows round {number}/{attempt}"
-        self._opened = (effect.round, effect.attempt)
-        ranks = {rank for ranks in effect.hosts.values() for rank in ranks}
-        assert ranks and not ranks & self.dead, f"L1: {effect} expects the dead {sorted(ranks & self.dead)}"
+    def _open(self, number: int, attempt: int, ranks: set[int]) -> None:
+        before, last = self._opened
+        following = self._first if before == -1 else before + 1
+        if self.play.config.collective:  # an attempt may be over before there is a session to ask for it in
+            follows = number == following or (number == before and attempt > last)
+        else:
+            follows = (number, attempt) in ((before, last + 1), (following, 0))
+        assert follows, f"round {number}/{attempt} follows {before}/{last}"
+        self._opened = (number, attempt)
+        assert ranks and not ranks & self.dead, f"L1: round {number} expects the dead {sorted(ranks & self.dead)}"
 
     def _record(self, table: str, row: dict[str, Any]) -> None:
         if table == "deaths":
@@ -173,7 +177,7 @@ class Oracle(Watcher):
         elif table == "rounds":
             assert row["round"] == self._rounds, f"round {row['round']} follows {self._rounds} rounds"
             self._rounds += 1
-            assert self._finished is not None and row["realized"] == self._finished.steps, "L1: another divisor"
+            assert row["realized"] == self._divisor, "L1: another divisor"
             assert row["samples"] == self._committed, f"L2: {row['samples']} on record, {self._committed} trained"
         elif table == "epochs" and "samples_accepted" in row:
             self._epoch(row["epoch"], row["samples_accepted"], row["samples_lost"])

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from backend.core.config import MODES
+from simulation.collective_ordeals import in_sessions
 from simulation.script import Act, HostLine, Script
 
 TIMEOUT, STALL = 3.0, 30.0
@@ -59,7 +60,7 @@ def draw(seed: int) -> Script:
     run |= _door(dice, ranks)
     script = Script({key: str(value) for key, value in run.items()}, hosts)
     script.acts = [*_acts(dice, script, ranks, batches * epochs), *_lives(seed, script), *_relays(seed, script)]
-    return script
+    return in_sessions(seed, script)
 
 
 def _relays(seed: int, script: Script) -> Iterator[Act]:
@@ -76,7 +77,7 @@ def _lives(seed: int, script: Script) -> Iterator[Act]:
     """Some controllers die after a round, and some of those are not waited for."""
     dice = random.Random(f"{seed}/lives")
     script.run |= {"reattach_seconds": dice.choice(["0.0", "8.0"])} if dice.random() < 0.1 else {}
-    if dice.random() < 0.2:
+    if dice.random() < 0.3:
         yield Act((dice.choice(["open", "commit"]), dice.choice([0, 1, 1, 2, 3, 5])), _crash(dice, script, 0))
 
 

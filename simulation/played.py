@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import nan
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from backend.core.config import RunConfig
-from backend.core.round_cost import Line, RoundCost
-from simulation.figures import Meter
+from backend.core.round_cost import Line
 from simulation.pace import BatchCost, Pace
-from simulation.stage import Stage
+from simulation.packed import Batch as Batch
+from simulation.packed import Packed as Packed
+from simulation.syncing import Syncing
 from wire.messages import (
     BatchDone,
     ChunkDone,
@@ -30,15 +30,16 @@ from wire.messages import (
     RequestParams,
     Shutdown,
     StartChunk,
+    SyncNow,
 )
+
+if TYPE_CHECKING:
+    from simulation.setting import Setting
 
 LATENCY = 0.001
 """seconds that anything said takes to be answered, unless the host's line says otherwise"""
 LEAVING_SECONDS = 0.02
 """from a rank's last word to the exit of its process"""
-
-Batch = tuple[int, int, int]
-"""epoch, offset and samples of one batch"""
 
 
 @dataclass
@@ -62,52 +63,6 @@ class PlayedHost:
         return f"10.0.{self.link >> 8}.{self.link & 255}"
 
 
-@dataclass(slots=True)
-class Packed:
-    """What lies in a rank's arena."""
-
-    round: int
-    steps: int
-    w: float
-    batches: list[Batch]
-    asked_at: float
-    holds: int
-    """the round that a rank holds once it adopted this"""
-
-
-class Setting(Protocol):
-    """What a rank needs of the theatre it plays in."""
-
-    stage: Stage
-    meter: Meter
-    cost: RoundCost
-    batch_size: int
-    overlap: bool
-    """a rank goes on training while a round is open"""
-    config: RunConfig
-
-    def say(self, played: PlayedRank, message: Message, when: float) -> None:
-        """The controller hears it at that moment, if the rank still lives."""
-
-    def contribute(self, played: PlayedRank, request: RequestParams, packed: Packed) -> None:
-        """The arena holds the contribution."""
-
-    def acknowledge(self, played: PlayedRank, packed: Packed, when: float) -> None:
-        """The consensus is adopted; the controller hears of it at that moment."""
-
-    def survives(self, played: PlayedRank, batch: Batch) -> bool:
-        """Whether the rank comes through this batch."""
-
-    def trained(self, played: PlayedRank, batch: Batch) -> None:
-        """A batch is done."""
-
-    def restarted(self, played: PlayedRank, batches: list[Batch]) -> None:
-        """It starts anew from the consensus; these batches were done in vain."""
-
-    def exited(self, played: PlayedRank) -> None:
-        """The process ended as it was told to."""
-
-
 class PlayedRank:
     """One rank: what it holds, what it did, and the chunks that it was given."""
 
@@ -123,14 +78,17 @@ class PlayedRank:
         """so many of its next batches leave no number in ``w``"""
         self.deaf = False
         """it hears of no chunk any more: a loader that hangs"""
-        self._setting = setting
+        self.setting = setting
+        self.syncing = Syncing(self)
+        self.scoring = False
+        """it hears nothing before it is done"""
         self._alive = True
         self._chunk: StartChunk | None = None
         self._waiting: deque[StartChunk] = deque()
         self._fresh: list[Batch] = []
         """batches since what was packed last"""
         self._packed: Packed | None = None
-        self._asked: tuple[RequestParams, float] | None = None
+        self._asked: tuple[RequestParams | SyncNow, float] | None = None
         """asked for its parameters in the middle of a batch, and when"""
         self._result: tuple[float | None] | None = None
         """the consensus to adopt after the batch at hand"""
@@ -164,15 +122,22 @@ class PlayedRank:
     @alive.setter
     def alive(self, alive: bool) -> None:
         if self._alive and not alive:
-            self._setting.meter.gone(self.rank)
+            self.setting.meter.gone(self.rank)
         self._alive = alive
 
     @property
     def state(self) -> str:
         """What its agent reads of it."""
-        if self._packed is not None and not self._setting.overlap:
+        if self.scoring:
+            return "evaluating"
+        if self.syncing.inside or (self._packed is not None and not self.setting.overlap):
             return "reducing"
         return "idle" if self._chunk is None else "working"
+
+    @property
+    def held(self) -> bool:
+        """Whatever is to happen to it waits."""
+        return self.stopped or self.scoring
 
     def stop(self) -> None:
         """The process is stopped (SIGSTOP, or user code that holds it up); nobody is told."""
@@ -181,37 +146,57 @@ class PlayedRank:
     def go_on(self) -> None:
         """It runs again, and takes up what came meanwhile, in order."""
         self.stopped = False
+        if not self.scoring:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """Take up what came while it could not."""
         backlog, self._backlog = self._backlog, []
         for act in backlog:
             self.when_running(act)
+        self.setting.network.poke()
 
     def when_running(self, act: Callable[[], None]) -> None:
         """Do this now or, while the process is stopped, once it runs again; never when it is dead."""
-        if self.stopped:
+        if self.held:
             self._backlog.append(act)
         elif self._alive:
             act()
 
     def receive(self, message: Message) -> None:
         """Do what the controller says."""
-        if self.stopped:
+        if self.held or not self.syncing.hears(message):
             self._backlog.append(partial(self.receive, message))
             return
-        setting = self._setting
+        setting = self.setting
         soon = setting.stage.now + self.host.line.latency_seconds
         match message:
             case StartChunk():
                 self._start(message)
             case RequestParams():
-                self._request(message)
+                self.request(message)
+            case Evaluate(epoch=epoch) if setting.score_seconds:
+                self.scoring = True
+                setting.stage.after(setting.score_seconds, self._scored, epoch, order=self.rank)
             case Evaluate(epoch=epoch):
                 setting.say(self, EvalResult(epoch=epoch, metrics={"w": self.w}, elapsed_ms=1.0), soon)
-            case RequestLocalState(checkpoint=checkpoint):
-                setting.say(self, LocalState(checkpoint=checkpoint, part=0, parts=1, data=b"local"), soon)
+            case RequestLocalState(checkpoint=checkpoint, consensus=consensus):
+                data = f"{self.held_round} {self.base}".encode() if consensus else b"local"
+                setting.say(self, LocalState(checkpoint=checkpoint, part=0, parts=1, data=data), soon)
             case Shutdown():
+                self.syncing.drop()
                 setting.say(self, Exiting(steps=self.steps), soon)
                 leave = partial(self.when_running, partial(setting.exited, self))
                 setting.stage.after(LEAVING_SECONDS, leave, order=self.rank)
+            case _:
+                self.syncing.receive(message)
+
+    def _scored(self, epoch: int) -> None:
+        result = EvalResult(epoch=epoch, metrics={"w": self.w}, elapsed_ms=self.setting.score_seconds * 1000)
+        self.scoring = False
+        self.when_running(partial(self.setting.say, self, result, self.setting.stage.now))
+        if not self.stopped:
+            self.catch_up()
 
     def in_order(self, when: float) -> float:
         """When a word arrives that would, on a free line, at this moment: none overtakes another."""
@@ -223,11 +208,11 @@ class PlayedRank:
         if self._chunk is not None and not self._halted:
             self._stall += seconds
         else:
-            self.pace.paused_until = max(self.pace.paused_until, self._setting.stage.now + seconds)
+            self.pace.paused_until = max(self.pace.paused_until, self.setting.stage.now + seconds)
 
     def adopt(self, value: float | None) -> None:
         """The round is committed; ``value`` is its consensus, none when nobody worked."""
-        if self.stopped:
+        if self.held:
             self._backlog.append(partial(self.adopt, value))
             return
         if self._packed is None:
@@ -251,31 +236,31 @@ class PlayedRank:
         if self.deaf or known in self._known:
             return
         self._known.append(known)
-        if self._chunk is not None or (self._packed is not None and not self._setting.overlap):
+        if self._chunk is not None or (self._packed is not None and not self.setting.overlap):
             self._waiting.append(chunk)
         else:
             self._begin(chunk)
 
     def _begin(self, chunk: StartChunk) -> None:
         self._chunk, self._position = chunk, chunk.offset
-        now = self._setting.stage.now
+        now = self.setting.stage.now
         self._started_at, self._elapsed = max(now, self._held_until), 0.0
-        self._setting.meter.works(self.rank)
-        self._setting.meter.round_work(self.rank, self._started_at - now)
+        self.setting.meter.works(self.rank)
+        self.setting.meter.round_work(self.rank, self._started_at - now)
         self._next_batch()
 
     def _next_batch(self) -> None:
-        chunk, setting = self._chunk, self._setting
+        chunk, setting = self._chunk, self.setting
         assert chunk is not None
         cost = self.pace.batch(setting.stage.now, first=self._position == chunk.offset)
         self._elapsed += (cost.compute_ms + cost.data_ms) / 1000
         setting.stage.at(self._started_at + self._elapsed, self._batch_done, chunk, cost, order=self.rank)
 
     def _batch_done(self, chunk: StartChunk, cost: BatchCost) -> None:
-        setting = self._setting
+        setting = self.setting
         if not self._alive:
             return
-        if self.stopped:
+        if self.held:
             self._backlog.append(partial(self._batch_done, chunk, cost))
             return
         if self._stall:
@@ -308,11 +293,11 @@ class PlayedRank:
     def _chunk_done(self, chunk: StartChunk) -> None:
         latency = self.host.line.latency_seconds
         done = ChunkDone(epoch=chunk.epoch, offset=chunk.offset, size=chunk.size)
-        self._setting.say(self, done, self._started_at + (self._elapsed + latency))
+        self.setting.say(self, done, self._started_at + (self._elapsed + latency))
         self._chunk = None
         self._between_batches()
-        self._setting.meter.rests(self.rank)
-        if self._packed is None or self._setting.overlap:
+        self.setting.meter.rests(self.rank)
+        if self._packed is None or self.setting.overlap:
             self._resume()
 
     def _between_batches(self) -> bool:
@@ -322,10 +307,10 @@ class PlayedRank:
         if self._asked is not None:
             request, asked_at = self._asked
             self._pack(request, asked_at)
-        if self._packed is None or self._setting.overlap:
+        if self._packed is None or self.setting.overlap:
             return True
         self._halted = True
-        self._setting.meter.rests(self.rank)
+        self.setting.meter.rests(self.rank)
         return False
 
     def _resume(self) -> None:
@@ -333,8 +318,8 @@ class PlayedRank:
         if self._halted:
             self._halted = False
             if self._chunk is not None:
-                self._started_at, self._elapsed = self._setting.stage.now, 0.0
-                self._setting.meter.works(self.rank)
+                self._started_at, self._elapsed = self.setting.stage.now, 0.0
+                self.setting.meter.works(self.rank)
                 self._next_batch()
                 return
         if self._chunk is None and self._waiting:
@@ -342,33 +327,40 @@ class PlayedRank:
 
     # -------------------------------------------------------------------------------------------------- rounds
 
-    def _request(self, request: RequestParams) -> None:
+    def request(self, request: RequestParams | SyncNow) -> None:
+        """Hand over what was done since the last round, after the batch at hand."""
         if self._packed is not None and self._packed.round == request.round:
             if request.excluded and self._refused is None:
                 self._refused = self._packed.batches
                 self._packed = replace(self._packed, batches=[], steps=0)
             self._hand_over(request, self._packed, 0.0)  # only the attempt is new
         elif self._chunk is not None and not self._halted:
-            self._asked = (request, self._setting.stage.now)
+            self._asked = (request, self.setting.stage.now)
         else:
-            self._pack(request, self._setting.stage.now)
+            self._pack(request, self.setting.stage.now)
 
-    def _pack(self, request: RequestParams, asked_at: float) -> None:
+    def _pack(self, request: RequestParams | SyncNow, asked_at: float) -> None:
         self._asked = None
-        steps = int(self.rank == request.root) if request.initial else len(self._fresh)
-        holds = request.round if request.brings is None else request.brings
+        steps, holds = len(self._fresh), request.round
+        if isinstance(request, RequestParams):
+            steps = int(self.rank == request.root) if request.initial else steps
+            holds = holds if request.brings is None else request.brings
         packed = self._packed = Packed(request.round, steps, self.w, self._fresh, asked_at, holds)
         self._fresh = []
-        seconds = self._setting.cost.pack_seconds
+        seconds = self.setting.cost.pack_seconds
         self._spend(seconds)
         self._hand_over(request, packed, seconds)
 
-    def _hand_over(self, request: RequestParams, packed: Packed, seconds: float) -> None:
+    def _hand_over(self, request: RequestParams | SyncNow, packed: Packed, seconds: float) -> None:
+        if isinstance(request, SyncNow):
+            act = partial(self.syncing.sum, request, packed)
+            self.setting.stage.after(seconds, self.when_running, act, order=self.rank)
+            return
         seconds = self.host.line.latency_seconds + seconds
-        self._setting.stage.after(seconds, self._setting.contribute, self, request, packed, order=self.rank)
+        self.setting.stage.after(seconds, self.setting.contribute, self, request, packed, order=self.rank)
 
     def _adopt(self, value: float | None) -> None:
-        packed, setting = self._packed, self._setting
+        packed, setting = self._packed, self.setting
         assert packed is not None
         self._packed = self._result = None
         self.adopted, self.held_round = value, packed.holds
@@ -384,7 +376,7 @@ class PlayedRank:
 
     def _written_back(self, value: float, packed: float) -> float:
         """What it holds with the consensus taken in; without a batch since the arena was packed, the consensus."""
-        config = self._setting.config
+        config = self.setting.config
         if not self._fresh or config.write_back == "overwrite":
             return value
         if config.write_back == "blend":
@@ -395,6 +387,6 @@ class PlayedRank:
         """Packing and loading hold the rank up."""
         if self._chunk is not None and not self._halted:
             self._elapsed += seconds
-            self._setting.meter.round_work(self.rank, seconds)
+            self.setting.meter.round_work(self.rank, seconds)
         else:
-            self._held_until = self._setting.stage.now + seconds
+            self._held_until = self.setting.stage.now + seconds

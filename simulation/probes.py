@@ -27,8 +27,10 @@ from backend.core.vocabulary import (
     StrangerRefused,
     Tick,
 )
+from simulation import session_probes
 from simulation.lives import Return
 from simulation.ordeal import Ordeal
+from simulation.session_probes import SessionProbes
 from simulation.watch import Watcher
 from wire.messages import (
     ChunkDone,
@@ -59,10 +61,14 @@ EVENTS = {
     "controller_lagged": "controller lagged",
     "controller_returned": "controller comes back",
     "host_returned": "host comes back",
+    "session_live": "session live",
+    "session_failed": "session failed",
 }
 ENDS = {
     "MaxFailureExceeded": "end: too many deaths",
     "AllRanksLost": "end: last rank dies",
+    "SingleSurvivor": "end: one rank is left",
+    "RendezvousExhausted": "end: nobody is left to make a session",
     "TrainStall": "end: nobody progresses",
     "ReduceStall": "end: stall ceiling of a round",
     "RepeatedFailure": "end: the same failure again and again",
@@ -90,6 +96,7 @@ NAMES = frozenset(
         *EVENTS.values(),
         *ENDS.values(),
         *DEATHS.values(),
+        *session_probes.NAMES,
         *("death in initial broadcast", "death while forming", "death while ending", "deaths at the same moment"),
         *("death of a rank that does not progress", "death by silence", "death by a lost relay link"),
         "death by a silent relay",
@@ -132,6 +139,7 @@ class Probes(Watcher):
     def __init__(self, play: Ordeal) -> None:
         self.play = play
         self.hits: Counter[str] = Counter()
+        self._sessions = SessionProbes(play, self.hit)
         self._event: Event | None = None
         self._cycle = "idle"
         self._phase = "waiting"
@@ -148,6 +156,7 @@ class Probes(Watcher):
 
     def event(self, now: float, event: Event) -> None:
         self._event, self._deaths = event, 0
+        self._sessions.event(event)
         cohort = self.play.cohort
         march = cohort.march
         self._phase = cohort.phase
@@ -211,6 +220,7 @@ class Probes(Watcher):
             self.hit("round without work")
 
     def effect(self, now: float, effect: Effect) -> None:
+        self._sessions.effect(effect)
         match effect:
             case Record(table="events", row=row):
                 self._noted(row["kind"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
 from backend.core.round_cost import Line, RoundCost
 from backend.core.vocabulary import AbortRound, Event, NonFiniteValue, OpenRound, RoundBroken, RoundFinished
-from simulation.played import Batch, Packed
+from simulation.packed import Batch, Packed
 from simulation.stage import Stage
 from wire.mass import gamma_mass, is_realized, mover_mass
 
@@ -111,7 +111,7 @@ class PlayedPlane:
             self._feed(RoundBroken(*key, reason="slice 0 could not be summed: MemoryError()"))
             return
         steps = {rank: packed.steps for rank, packed in attempt.contributions.items()}
-        mass, value = self._sum(attempt)
+        mass, value = summed(attempt.contributions, 1.0 if opened.initial else self.gamma)
         batches = {rank: packed.batches for rank, packed in attempt.contributions.items()}
         self.staged[key] = Sum(value, steps, batches)
         realized = is_realized(mass)
@@ -136,11 +136,11 @@ class PlayedPlane:
         given = attempt.contributions
         return next((rank for rank in ranks if given[rank].steps and not isfinite(given[rank].w)), None)
 
-    def _sum(self, attempt: _Attempt) -> tuple[float, float | None]:
-        gamma = 1.0 if attempt.opened.initial else self.gamma
-        masses = {rank: gamma_mass(packed.steps, gamma) for rank, packed in attempt.contributions.items()}
-        total = sum(masses.values())
-        if not is_realized(total):
-            return 0.0, None
-        given = attempt.contributions
-        return total, sum(masses[rank] * packed.w for rank, packed in given.items() if packed.steps) / total
+
+def summed(given: Mapping[int, Packed], gamma: float) -> tuple[float, float | None]:
+    """The mass of these contributions, and their average; none when nobody worked."""
+    masses = {rank: gamma_mass(packed.steps, gamma) for rank, packed in given.items()}
+    total = sum(masses.values())
+    if not is_realized(total):
+        return 0.0, None
+    return total, sum(masses[rank] * packed.w for rank, packed in given.items() if packed.steps) / total

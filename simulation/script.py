@@ -4,7 +4,8 @@
                          of what links and bytes give); model_mb, uplink_mbit, controller_mbit, latency_ms, memory_gbs;
                          divergence and lr (that ranks report); local (tensors that are not averaged); checkpoint_error
                          (why none can be written); settle (rounds left out of the figures); dice (the seed of all that
-                         is random); wires (1: an ordeal, simulation/ordeal.py), and of it inbox, linger, down (s)
+                         is random); wires (1: an ordeal, simulation/ordeal.py), and of it inbox, linger, down (s);
+                         score (seconds that scoring takes)
     host NAME MS [MS ...] [OPTION=VALUE ...]
                          a host that dials in at once, one rank for each ms a batch; options: data_ms, fill_ms, jitter,
                          drift, drift_seconds, phase, uplink_mbit, latency_ms
@@ -21,6 +22,9 @@
     at T ...             with ``run wires=1`` what is said takes its way over links, and more may strike; see ``acts``
     when open|commit ROUND ACT ...
                          the same, at the very moment when a round is opened or committed for the first time
+    when name|join|joined GENERATION, when summed ROUND ACT ...
+                         the same, when a session's generator is asked for its identity, ranks are to join it, or the
+                         first one has; when the first rank has the sum of a round
     until T              let time pass to T (default: to the end)
     show KIND ...        besides the default, transcripts show these messages too
 
@@ -36,7 +40,7 @@ from typing import Any
 
 from backend.core.config import RunConfig
 from backend.core.round_cost import MEMORY_BYTES_PER_SECOND, Line, RoundCost, link_bytes_per_second
-from backend.core.vocabulary import Effect, OpenRound
+from backend.core.vocabulary import Effect, Event, OpenRound, RankSaid, SendRank
 from simulation.acts import ACTS, OPERATOR
 from simulation.ordeal import Ordeal
 from simulation.pace import Pace
@@ -45,11 +49,13 @@ from simulation.props import LOCAL_TENSOR
 from simulation.rounds import Sum
 from simulation.theatre import Theatre
 from simulation.watch import Watcher
+from wire.messages import NewSession, RequestSessionId, SessionJoined, Synced, SyncNow
 
 STAGE_KEYS = frozenset(
     {
         *("samples", "reduce", "model_mb", "uplink_mbit", "controller_mbit", "latency_ms", "memory_gbs"),
         *("settle", "dice", "divergence", "lr", "local", "checkpoint_error", "wires", "inbox", "linger", "down"),
+        "score",
     }
 )
 PACE_OPTIONS = frozenset({"data_ms", "fill_ms", "jitter", "drift", "drift_seconds", "phase"})
@@ -96,7 +102,8 @@ class HostLine:
 
 @dataclass
 class Act:
-    """What happens: ``at`` a moment, or when a round gets so far (``open`` or ``commit``, and its number)."""
+    """What happens: ``at`` a moment, or when a round gets so far (``open``, ``summed`` or ``commit``, and its
+    number), or a session (``name``, ``join`` or ``joined``, and its generation)."""
 
     at: float | tuple[str, int]
     words: list[str]
@@ -146,7 +153,7 @@ class Script:
                 self.hosts.append(HostLine.parse(rest))
             case ["at", when, *act]:
                 self.acts.append(Act.parse(float(when), act))
-            case ["when", "open" | "commit" as stage, number, *act]:
+            case ["when", ("open" | "commit" | "summed" | "name" | "join" | "joined") as stage, number, *act]:
                 self.acts.append(Act.parse((stage, int(number)), act))
             case ["until", when]:
                 self.until = float(when)
@@ -221,6 +228,7 @@ class Script:
         if "reduce" in self.run:
             play.plane.fixed_seconds = self.number("reduce", 0.0)
         play.divergence = self.number("divergence", 0.0)
+        play.score_seconds = self.number("score", 0.0)
         play.lr = float(self.run["lr"]) if "lr" in self.run else None
         play.checkpoint_error = self.run.get("checkpoint_error", "")
         play.layout += [LOCAL_TENSOR] * int(self.number("local", 0))
@@ -262,15 +270,27 @@ class Script:
 
 
 class _Triggers(Watcher):
-    """Acts that wait for a round. They follow at once, but not within the event that they wait for."""
+    """Acts that wait for a round or a session. They follow at once, but not within the event that they wait for."""
 
     def __init__(self, play: Theatre) -> None:
         self.play = play
         self.acts: dict[tuple[str, int], list[Callable[[], object]]] = {}
 
+    def event(self, now: float, event: Event) -> None:
+        match event:
+            case RankSaid(message=SessionJoined(generation=generation)):
+                self._fire(("joined", generation))
+            case RankSaid(message=Synced(round=number)):
+                self._fire(("summed", number))
+
     def effect(self, now: float, effect: Effect) -> None:
-        if isinstance(effect, OpenRound):
-            self._fire(("open", effect.round))
+        match effect:
+            case OpenRound(round=number) | SendRank(message=SyncNow(round=number)):
+                self._fire(("open", number))
+            case SendRank(message=RequestSessionId(generation=generation)):
+                self._fire(("name", generation))
+            case SendRank(message=NewSession(generation=generation)):
+                self._fire(("join", generation))
 
     def committed(self, number: int, result: Sum, batches: dict[int, list[Batch]]) -> None:
         self._fire(("commit", number))

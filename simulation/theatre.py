@@ -43,6 +43,7 @@ from backend.core.vocabulary import (
 from simulation import props
 from simulation.faults import Faults
 from simulation.figures import Meter
+from simulation.network import Network
 from simulation.pace import Pace
 from simulation.played import Batch, Packed, PlayedHost, PlayedRank
 from simulation.rounds import PlayedPlane, Sum
@@ -66,6 +67,7 @@ from wire.messages import (
     RoundCommitted,
     RunEnded,
     SyncAck,
+    SyncCommitted,
     TensorSpec,
     WorldFormed,
 )
@@ -97,6 +99,8 @@ class Theatre(Faults):
         self.meter = Meter(self.stage)
         self.cohort = Cohort(1, config, run_salt=salt, run_secret=None, job_hash="", now=0.0)
         self.plane = PlayedPlane(self.stage, cost, config.gamma, self.feed)
+        self.network = Network(self.stage, self.plane)
+        self.score_seconds = 0.0
         self.hosts: dict[str, PlayedHost] = {}
         self.ranks: dict[int, PlayedRank] = {}
         self.watchers: list[Watcher] = []
@@ -113,8 +117,7 @@ class Theatre(Faults):
         self.intercept: Callable[[Effect], bool] = lambda effect: False
         """answers True to swallow an effect: a lost message"""
         self.checkpoint_error = ""
-        self._check = check
-        self._seed = seed
+        self._check, self._seed = check, seed
         self._links = itertools.count(1)
         self._host_of_link: dict[int, PlayedHost] = {}
         self._host_of_number: dict[int, PlayedHost] = {}
@@ -126,7 +129,7 @@ class Theatre(Faults):
     def _performers(self) -> dict[type, Callable[[Any], None]]:
         return {
             SendHost: self._to_host,
-            SendRank: self._to_rank,
+            SendRank: self._say_to_rank,
             SendRelay: self._to_relay,
             OpenRound: self.plane.open,
             AbortRound: self.plane.abort,
@@ -155,12 +158,11 @@ class Theatre(Faults):
         host.line = line or host.line
         self.hosts[name] = self._host_of_link[host.link] = host
         devices = [Device(id=f"cpu:{index}", type="cpu") for index in range(len(paces))]
-        emulate = host.paces[0].ms if emulated else None
         fields: dict[str, Any] = {
             "host": name,
             "devices": devices,
             "versions": props.VERSIONS,
-            "emulate_ms_per_batch": emulate,
+            "emulate_ms_per_batch": host.paces[0].ms if emulated else None,
         } | hello
         self.host_says(host, Hello(**fields))
         self.stage.after(self.config.heartbeat_seconds, self._beat, host)
@@ -273,8 +275,6 @@ class Theatre(Faults):
         cause = ExitCause(code=0, clean=True, last_step=played.steps)
         self.host_says(played.host, RankExited(rank=played.rank, cause=cause))
 
-    # ------------------------------------------------------------------------------------------------- parts
-
     def _perform(self, effect: Effect) -> None:
         for watcher in self.watchers:
             watcher.effect(self.stage.now, effect)
@@ -287,9 +287,7 @@ class Theatre(Faults):
             return self.cohort.handle(event, now)
         began = stopwatch()
         effects = self.cohort.handle(event, now)
-        seconds = stopwatch() - began
-        message = getattr(event, "message", event)
-        self.core_time.add(type(message).__name__, seconds)
+        self.core_time.add(type(getattr(event, "message", event)).__name__, stopwatch() - began)
         return effects
 
     def _next_deadline(self) -> float | None:
@@ -343,10 +341,8 @@ class Theatre(Faults):
                 host.alive = False
 
     def _report(self, host: PlayedHost) -> None:
-        report = ProbeReport(
-            job_hash="j", sources_hash="s", layout=self.layout, dataset_signature="d", dataset_size=self.samples
-        )
-        self.host_says(host, report)
+        facts: dict[str, Any] = {"job_hash": "j", "sources_hash": "s", "dataset_signature": "d"}
+        self.host_says(host, ProbeReport(layout=self.layout, dataset_size=self.samples, **facts))
 
     def spawn(self, host: PlayedHost, assignments: list[RankAssignment]) -> None:
         """The host starts its processes."""
@@ -356,8 +352,7 @@ class Theatre(Faults):
             played = PlayedRank(rank, host, pace, self)
             host.ranks.append(played)
             self.ranks[rank] = played
-            ready = RankReady("L", *sizes(self.layout))
-            self.say(played, ready, self.stage.now + props.READY_SECONDS)
+            self.say(played, RankReady("L", *sizes(self.layout)), self.stage.now + props.READY_SECONDS)
         self.stage.after(props.RELAY_SECONDS, self.attach, host)
 
     def attach(self, host: PlayedHost) -> None:
@@ -371,6 +366,11 @@ class Theatre(Faults):
             self.feed(RelayHeard(host.host))
             self.stage.after(self.config.heartbeat_seconds, self.relay_beats, host)
 
+    def _say_to_rank(self, effect: SendRank) -> None:
+        if isinstance(effect.message, SyncCommitted):
+            self._committed(effect.message, self.network.sums)
+        self._to_rank(effect)
+
     def _to_rank(self, effect: SendRank) -> None:
         played = self.ranks.get(effect.rank)
         if played is not None and played.alive:
@@ -379,17 +379,16 @@ class Theatre(Faults):
     def _to_relay(self, effect: SendRelay) -> None:
         message = effect.message
         if isinstance(message, RoundCommitted):
-            result = self._committed(message)
+            result = self._committed(message, self.plane.staged)
             for played in self._host_of_number[effect.host].ranks:
                 if played.alive:
                     played.adopt(result.value)
 
-    def _committed(self, message: RoundCommitted) -> Sum:
+    def _committed(self, message: RoundCommitted | SyncCommitted, sums: dict[tuple[int, int], Sum]) -> Sum:
         """The sum behind a commit; whoever looks on hears of it once."""
-        key = (message.round, message.attempt)
-        result = self.plane.staged[key]
-        if key != self._last_commit:
-            self._last_commit = key
+        result = sums[message.round, message.attempt]
+        if (message.round, message.attempt) != self._last_commit:
+            self._last_commit = (message.round, message.attempt)
             for watcher in self.watchers:
                 watcher.committed(message.round, result, result.batches)
         return result

@@ -8,19 +8,24 @@ from typing import Any
 from backend.core.vocabulary import Effect, Event, Operator, Record, Refused
 from simulation.watch import Watcher
 
-SHOWN_EVENTS = frozenset({"Operator", "LinkLost", "RelayLost", "RankExited"})
+SHOWN_EVENTS = frozenset({"Operator", "LinkLost", "RelayLost", "RankExited", "SessionLost", "SyncRefused"})
 SHOWN_EFFECTS = frozenset({"OpenRound", "AbortRound", "DropHost", "WriteCheckpoint", "Refused", "End", "CloseLink"})
 SHOWN_MESSAGES = frozenset(
-    {"StartChunk", "Accept", "Reject", "WorldFormed", "RoundCommitted", "RunEnded", "DeclareDead", "Shutdown"}
+    {
+        *("StartChunk", "Accept", "Reject", "WorldFormed", "RoundCommitted", "RunEnded", "DeclareDead", "Shutdown"),
+        *("RequestSessionId", "NewSession", "SyncNow", "SyncCommitted", "AbortSession"),
+    }
 )
 HIDDEN_FIELDS = frozenset(
     {
         *("plan", "run_salt", "run_secret", "global_step", "params_elements", "buffers_elements", "buffers_realized"),
-        *("formation_wait_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds", "generation"),
+        *("formation_wait_seconds", "heartbeat_seconds", "heartbeat_timeout_seconds"),
         *("reattach_seconds", "returning", "held_round", "held_hash", "root", "brings"),
         *("keep", "manifest"),
     }
 )
+HIDDEN_OF = {"WorldFormed": "generation", "NewSession": "id", "SessionIdGenerated": "id"}
+"""the same of one kind of message"""
 HIDDEN_WHEN_FALSE = frozenset(
     {
         *("relay_only", "excluded", "frozen", "encoding"),
@@ -80,8 +85,10 @@ def describe(item: Any) -> str:
     if message is not None:
         whom = next(f"{field} {getattr(item, field)}" for field in ("rank", "host", "link") if hasattr(item, field))
         arrow = "->" if name.startswith("Send") else "<-"
+        said = type(message).__name__
         values = {field: getattr(message, field) for field in message.__struct_fields__}
-        return f"{arrow} {whom}: {type(message).__name__} {_words(values)}".rstrip()
+        values.pop(HIDDEN_OF.get(said, ""), None)
+        return f"{arrow} {whom}: {said} {_words(values)}".rstrip()
     values = {field: getattr(item, field) for field in item.__dataclass_fields__}
     return f"{name} {_words(values)}".rstrip()
 

@@ -73,7 +73,7 @@ def look_for(bug: Mutant, seeds: int) -> dict[str, Any]:
     """Whether the ordeals find a planted bug: the first seed that does, or none, and in how many seconds."""
     began = time.perf_counter()
     with bug.planted():
-        tally = play(0, seeds, most_failures=1)
+        tally = play(0, seeds, most_failures=1, among=bug.among)
     seed, failure = tally.failures[0] if tally.failures else (None, None)
     return {
         "name": bug.name,

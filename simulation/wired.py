@@ -277,7 +277,7 @@ class Wired(Theatre):
         host, message = self._host_of_number[effect.host], effect.message
         down = self.ways[host.name].control_down
         if isinstance(message, RoundCommitted):
-            down.carry(self.stage.now, self._adopted, host, self._committed(message).value)
+            down.carry(self.stage.now, self._adopted, host, self._committed(message, self.plane.staged).value)
         elif isinstance(message, DeclareDead):
             down.carry(self.stage.now, self._fence, host, message.rank)
 

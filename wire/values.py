@@ -83,6 +83,8 @@ class TrainingPlan(Record, frozen=True):
     """blend: the consensus' share of what the rank then holds"""
     resumed: bool = False
     """fetch your saved state before you are ready"""
+    precision: str = "f32"
+    """f32, bf16 or fp16: what autocast lowers training and evaluation to"""
 
 
 class RankProgress(Record, frozen=True):
@@ -96,6 +98,12 @@ class RankProgress(Record, frozen=True):
     state_seconds: Amount
     """how long the rank has been in this state, by the host's monotonic clock"""
     rss_bytes: Count = 0
+    device_utilisation: Count | None = None
+    """share of the last moment in which the rank's GPU was busy, in percent, by whomever; none where nobody can tell"""
+    device_bytes: Count | None = None
+    """memory of that GPU that is in use, by whomever"""
+    device_peak_bytes: Count | None = None
+    """the most that the rank's own tensors took of it at once"""
 
 
 class ExitCause(Record, frozen=True):

@@ -1,6 +1,6 @@
 """Averaging among the ranks themselves: out of place, in two phases (design section 7, decision 0019).
 
-With ``live`` the flat vector that the model lives in, one sync is at most three collectives:
+With ``live`` the flat vector that the model lives in, one sync is at most three collectives, the last two as one:
 
     COUNT    int64 sum of every rank's steps, and of a flag from each whose values are not finite
     PARAM    spare = sum of live * f32(steps ** gamma / total mass)     unless nobody worked
@@ -24,7 +24,7 @@ from wire import arithmetic
 from wire.mass import gamma_mass, is_realized, mover_mass
 from worker.adoption import AdoptResult
 from worker.checksum import checksum, norm_squares
-from worker.communicator import Communicator
+from worker.communicator import Communicator, Part
 from worker.flat import FlatModel
 from worker.sessions import Place
 
@@ -105,12 +105,9 @@ class Collective:
         movers = sum(map(mover_mass, worked))
         mass, moved = sum(masses), 0
         if is_realized(mass):
-            params, live = slice(0, self.flat.params), self.flat.vector
-            buffers = slice(self.flat.params, live.numel())
             moved = 4 * self.flat.arena.elements
-            self._average(session, name, "PARAM", params, masses[place.index] / mass)
-            if buffers.start < buffers.stop:
-                self._average(session, name, "BUFFER", buffers, mover_mass(steps) / movers)
+            weights = {"PARAM": masses[place.index] / mass, "BUFFER": mover_mass(steps) / movers}
+            self._average(session, name, weights)
         self._summed = Summed(sum(worked), mass, moved)
         return self._summed
 
@@ -155,9 +152,13 @@ class Collective:
         self._enter(name, "COUNT", len(values), lambda: counts.extend(session.count(values)))
         return counts[: place.size], counts[place.size :]
 
-    def _average(self, session: Communicator, name: SyncName, kind: str, part: slice, factor: float) -> None:
-        source, target = self.flat.vector[part], self._spare[part]
-        self._enter(name, kind, part.stop - part.start, lambda: session.average(source, target, factor))
+    def _average(self, session: Communicator, name: SyncName, weights: dict[str, float]) -> None:
+        live, border = self.flat.vector, self.flat.params
+        sections = {"PARAM": slice(0, border), "BUFFER": slice(border, live.numel())}
+        chosen = {kind: section for kind, section in sections.items() if section.start < section.stop}
+        parts = [Part(live[each], self._spare[each], weights[kind]) for kind, each in chosen.items()]
+        elements = sum(part.source.numel() for part in parts)
+        self._enter(name, " and ".join(chosen), elements, lambda: session.average(parts))
 
     def _enter(self, name: SyncName, kind: str, elements: int, collective: Callable[[], None]) -> None:
         """Who stands where in a run that hangs, the log tells."""

@@ -191,7 +191,7 @@ def _agent_parser() -> argparse.ArgumentParser:
     secret.add_argument("--token", help=f"the join token; better kept in a file or in {TOKEN_VARIABLE}")
     secret.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds the join token")
     add("--name", default="", help="this host's name in the cohort (default: its host name)")
-    add("--devices", help="all, cpu, cpu:N, or GPU numbers or UUIDs like 0,2 (default: all)")
+    add("--devices", help="all, cuda, cpu, cpu:N, or GPU numbers or UUIDs like 0,2 (default: all)")
     add("--job-dir", type=Path, default=Path(), metavar="DIR", help="jobs are loaded from below it (default: here)")
     add("--run", type=int, metavar="ID", help="join this run (default: the earliest open window)")
     add(

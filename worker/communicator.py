@@ -64,6 +64,18 @@ class Guard:
             time.sleep(min(_LONGEST_PAUSE, waited / 32))
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """``target`` becomes the sum of the ranks' ``factor * source``; (n,) f32 each. ``source`` stays as it is.
+
+    A factor of 0 contributes zeros, whatever ``source`` holds.
+    """
+
+    source: Tensor
+    target: Tensor
+    factor: float
+
+
 class Communicator(Protocol):
     """The living ranks of one session. Belongs to the training thread."""
 
@@ -76,11 +88,9 @@ class Communicator(Protocol):
         """Sum int64 vectors of one length, element by element. Raises ``Aborted``, ``SessionError``."""
         ...
 
-    def average(self, source: Tensor, target: Tensor, factor: float) -> None:
-        """Write the sum of the ranks' ``factor * source`` to ``target``; (n,) f32 each, all ranks get the same bits.
-
-        A factor of 0 contributes zeros, whatever ``source`` holds. ``source`` stays as it is. Raises ``Aborted``,
-        ``SessionError``; ``target`` holds anything then.
+    def average(self, parts: Sequence[Part]) -> None:
+        """Sum these, at once where the library can; all ranks get the same bits. Every rank gives as many parts, of the
+        same sizes. Raises ``Aborted``, ``SessionError``; the targets hold anything then.
         """
         ...
 

@@ -8,12 +8,14 @@ it for itself and the controller deals ranges of it without knowing the data.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 _MASK = 0xFFFF_FFFF_FFFF_FFFF
+_MAX_NAMED = 32
+"""samples that a note of an error lists"""
 
 
 def epoch_permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -28,15 +30,32 @@ def epoch_permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]
     return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
 
 
-class SampleFeed:
-    """Serves chunks of an epoch's permutation as collated batches."""
+class Ahead(Protocol):
+    """Who makes batches before they are asked for."""
 
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int, batch_size: int) -> None:
+    def batches(self, make: Callable[[list[int]], Any], cuts: Iterator[list[int]]) -> Iterator[tuple[Any, int]]: ...
+
+    def close(self) -> None: ...
+
+
+class SampleFeed:
+    """Serves chunks of an epoch's permutation as collated batches: each as it is asked for, unless ``ahead`` has it
+    ready."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Any],
+        seed: int,
+        batch_size: int,
+        ahead: Ahead | None = None,
+    ) -> None:
         self.dataset = dataset
         self.collate = collate
         self.seed = seed
         self.batch_size = batch_size
         self.size = len(dataset)
+        self.ahead = ahead
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -44,17 +63,30 @@ class SampleFeed:
         """Every sample of positions ``offset`` to ``offset + size`` once: (batch, number of samples), the
         last may be short.
 
-        Raises ``ValueError`` when the range leaves the dataset: some samples would be lost without a word.
+        Raises ``ValueError`` when the range leaves the dataset: some samples would be lost without a word. What dataset
+        and ``collate`` raise comes with a note of the samples that were being loaded.
         """
         if not 0 <= offset < offset + size <= self.size:
             raise ValueError(f"chunk [{offset}, {offset + size}) lies outside the dataset's {self.size} samples")
         order = self._permutation(epoch)[offset : offset + size]
-        return self._collated(order)
+        cuts = (order[start : start + self.batch_size].tolist() for start in range(0, size, self.batch_size))
+        if self.ahead is not None:
+            return self.ahead.batches(self._make, cuts)
+        return ((self._make(cut), len(cut)) for cut in cuts)
 
-    def _collated(self, order: npt.NDArray[np.int64]) -> Iterator[tuple[Any, int]]:
-        for start in range(0, len(order), self.batch_size):
-            indices = order[start : start + self.batch_size].tolist()
-            yield self.collate(fetch(self.dataset, indices)), len(indices)
+    def close(self) -> None:
+        """Nothing more is asked for."""
+        if self.ahead is not None:
+            self.ahead.close()
+
+    def _make(self, indices: list[int]) -> Any:
+        try:
+            return self.collate(fetch(self.dataset, indices))
+        except Exception as error:
+            more = f" and {len(indices) - _MAX_NAMED} more" if len(indices) > _MAX_NAMED else ""
+            named = ", ".join(map(str, indices[:_MAX_NAMED]))
+            error.add_note(f"It was raised while samples {named}{more} of train_dataset were being loaded.")
+            raise
 
     def _permutation(self, epoch: int) -> npt.NDArray[np.int64]:
         if epoch != self._epoch:

@@ -11,6 +11,7 @@ from wire.messages import RankAssignment, WorldFormed
 from worker.devices import SHARED_GPU_VARIABLE, LocalDevice
 from worker.interfaces import NCCL_VARIABLE
 
+QUIET_VARIABLE = "TORCH_CPP_LOG_LEVEL"
 TOKEN_VARIABLE = "MARCHLINE_JOIN_TOKEN"
 _SECRETS = (TOKEN_VARIABLE,)
 
@@ -61,6 +62,8 @@ def rank_environment(
     }
     if device.device.type == "cpu" and "OMP_NUM_THREADS" not in base:
         environment["OMP_NUM_THREADS"] = str(max(1, cores // local))
+    if formed.plan.mode.startswith("nccl_") and QUIET_VARIABLE not in base:
+        environment[QUIET_VARIABLE] = "ERROR"  # torch warns of every session that is aborted, with a stack of C++
     if device.device.type == "cuda" and formed.plan.mode.startswith("nccl_"):
         environment |= _nccl_environment(base, assignment.rank, interface)
     return environment

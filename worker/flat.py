@@ -42,6 +42,8 @@ class FlatModel:
         aligned = 1 if device.type == "cpu" else _ALIGNED_ELEMENTS
         owners = [spec for spec in arena.layout if spec.offset >= 0]
         self._starts, self.params, elements = _starts(owners, aligned)
+        self._homes: list[Tensor] = []
+        self._away: list[tuple[Tensor, Tensor]] = []
         self.stretches = list(_stretches(owners, self._starts))
         if device.type == "cpu":
             self.vector = torch.from_numpy(arena.values)
@@ -54,20 +56,22 @@ class FlatModel:
     @torch.no_grad()
     def gather(self) -> None:
         """Have the model's values in the vector; on a GPU, once its stream has come that far. Raises ``ArenaError``."""
+        self._homes, self._away = [], []
         for spec, tensor in self.arena.tensors():
             slot = self._slots[spec.name]
-            if not at_home(tensor, slot):
+            if at_home(tensor, slot):
+                self._homes.append(tensor)
+            else:
+                self._away.append((tensor, slot))
                 slot.copy_(tensor)
 
     @torch.no_grad()
     def scatter(self) -> None:
-        """Have the vector's values in the model."""
-        for spec, tensor in self.arena.tensors():
-            slot = self._slots[spec.name]
-            if at_home(tensor, slot):
-                torch.autograd.graph.increment_version(tensor)
-            else:
-                copy_in_place(tensor, slot)
+        """Have the vector's values in the tensors that were gathered last."""
+        torch.autograd.graph.increment_version(self._homes)
+        for tensor, slot in self._away:
+            copy_in_place(tensor, slot)
+        self._homes, self._away = [], []  # the job may drop them
 
     def fill(self, vector: Tensor, values: FloatArray) -> None:
         """Write values in arena order, (arena elements,), into a vector like this one."""

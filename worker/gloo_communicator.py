@@ -14,7 +14,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +24,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, SessionError, leave_behind
+from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, Part, SessionError, leave_behind
 
 _LOOK_SECONDS = 0.001
 _REACH_SECONDS = 10.0
@@ -99,14 +99,15 @@ class GlooCommunicator:
         found: list[int] = vector.tolist()
         return found
 
-    def average(self, source: Tensor, target: Tensor, factor: float) -> None:
-        """See ``Communicator``. gloo sums in place, so the weighted values are written to ``target`` first."""
+    def average(self, parts: Sequence[Part]) -> None:
+        """See ``Communicator``. gloo sums in place, so the weighted values are written to the targets first."""
         self._guard.check()
-        if factor:
-            torch.mul(source, float(np.float32(factor)), out=target)
-        else:
-            target.zero_()
-        self._sum(target, "the sum", None)
+        for part in parts:
+            if part.factor:
+                torch.mul(part.source, float(np.float32(part.factor)), out=part.target)
+            else:
+                part.target.zero_()
+            self._sum(part.target, "the sum", None)
 
     def abort(self) -> None:
         """See ``Communicator``."""
@@ -149,6 +150,8 @@ class _Joining:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._abandoned = False
+        self._meets: list[socket.socket] = []
+        """the connection to the store"""
         self._result: tuple[Any, list[socket.socket]] | Exception | None = None
         self._thread = threading.Thread(target=self._run, name=JOINING, daemon=True)
         self._thread.start()
@@ -170,6 +173,7 @@ class _Joining:
         with self._lock:
             self._abandoned = True
             result, self._result = self._result, None
+            _hang_up(self._meets)  # whoever waits at the store waits no longer
         if isinstance(result, tuple):
             _hang_up(result[1])
 
@@ -177,9 +181,11 @@ class _Joining:
         result: tuple[Any, list[socket.socket]] | Exception
         try:
             result = self._connect()
-        except (RuntimeError, OSError, ValueError) as error:
-            result = error
+        except Exception as error:
+            result = error.with_traceback(None)  # its frames hold what should go now
         with self._lock:
+            for one in self._meets:
+                one.close()
             if not self._abandoned:
                 self._result = result
             elif isinstance(result, tuple):
@@ -189,22 +195,22 @@ class _Joining:
         host, port = self._meeting
         timeout = timedelta(seconds=self._seconds)
         socket.create_connection(self._meeting, min(_REACH_SECONDS, self._seconds)).close()  # torch would try for ever
+        before = _descriptors()
         store = _distributed.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
+        with self._lock:
+            self._meets = _sockets(_descriptors() - before, lambda one: _peer_port(one) == port)
+            if self._abandoned:
+                raise ConnectionAbortedError("nobody waits for this session any more")
         before = _descriptors()
         options = _distributed.ProcessGroupGloo._Options()
         options._devices = [_distributed.ProcessGroupGloo.create_device(hostname=self._address)]
         options._timeout = timeout
-        ports = _ports(_sockets(_descriptors() - before, listening=True))
+        ports = _ports(_sockets(_descriptors() - before, _listens))
         store.set(f"ports/{self._place}", json.dumps(ports))
         group = _distributed.ProcessGroupGloo(_distributed.PrefixStore("gloo", store), self._place, self._size, options)
         group._set_default_timeout(timedelta(days=1))  # from here on every wait is ours
         everybody = {port for other in range(self._size) for port in json.loads(store.get(f"ports/{other}"))}
-        found = _sockets(_descriptors() - before, listening=False)
-        mine = [one for one in found if {one.getsockname()[1], _peer_port(one)} & everybody]
-        for one in found:
-            if one not in mine:
-                one.close()
-        return group, mine
+        return group, _sockets(_descriptors() - before, lambda one: _connects(one, everybody))
 
 
 def address_of(interface: str) -> str:
@@ -228,11 +234,17 @@ def _meeting_point(identity: bytes) -> tuple[str, int]:
 
 
 def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/proc/self/fd")}
+    """Those that are open. The one by which they were listed is not any more."""
+    found = set()
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):
+            os.fstat(int(name))
+            found.add(int(name))
+    return found
 
 
-def _sockets(descriptors: set[int], *, listening: bool) -> list[socket.socket]:
-    """Those among them that are TCP sockets and listen, or do not, under descriptors of our own."""
+def _sockets(descriptors: set[int], wanted: Callable[[socket.socket], bool]) -> list[socket.socket]:
+    """Those among them that are TCP sockets and wanted, under descriptors of our own."""
     found = []
     for descriptor in sorted(descriptors):
         try:
@@ -242,11 +254,15 @@ def _sockets(descriptors: set[int], *, listening: bool) -> list[socket.socket]:
         except OSError:  # closed meanwhile
             continue
         tcp = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
-        if tcp and bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening:
+        if tcp and wanted(one):
             found.append(one)
         else:
             one.close()
     return found
+
+
+def _listens(one: socket.socket) -> bool:
+    return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _ports(sockets: list[socket.socket]) -> list[int]:
@@ -256,6 +272,12 @@ def _ports(sockets: list[socket.socket]) -> list[int]:
         with one:
             ports.append(int(one.getsockname()[1]))
     return ports
+
+
+def _connects(one: socket.socket, ports: set[int]) -> bool:
+    """Whether it is a connection to or from one of these ports."""
+    peer = _peer_port(one)
+    return peer is not None and (peer in ports or one.getsockname()[1] in ports)
 
 
 def _peer_port(one: socket.socket) -> int | None:

@@ -28,6 +28,7 @@ from wire.messages import (
     WorldFormed,
 )
 from worker.child import Child, Exit
+from worker.device_watch import DeviceWatch
 from worker.devices import DeviceError, LocalDevice, cores
 from worker.environment import child_environment, rank_environment
 from worker.exit_cause import Kernel, ended_by_kill, rank_exit_cause, read_report, relay_exit_cause
@@ -84,12 +85,14 @@ class HostOrders:
 class Host:
     """Relay and ranks while they run. ``exits`` yields a ``RankExited`` or ``RelayExited`` for each that ends."""
 
-    def __init__(self, shared: SharedDir) -> None:
+    def __init__(self, shared: SharedDir, devices: DeviceWatch) -> None:
         self.exits: asyncio.Queue[Message] = asyncio.Queue()
         self.failed_ranks: list[int] = []
         self._shared = shared
+        self._devices = devices
         self._relay: Child | None = None
         self._ranks: dict[int, Child] = {}
+        self._device_of: dict[int, str] = {}
         self._blocks: dict[int, ProgressBlock] = {}
         self._memory_kills = MemoryKills(ControlGroup(), time.monotonic())
         self._stopping = False
@@ -99,7 +102,7 @@ class Host:
     async def start(cls, orders: HostOrders) -> Host:
         """Start the relay and every rank. Raises ``SharedDirError``, ``DeviceError``, ``OSError``; nothing runs
         then."""
-        host = cls(SharedDir.create(orders.needed_bytes))
+        host = cls(SharedDir.create(orders.needed_bytes), DeviceWatch(orders.devices))
         try:
             await host._spawn_relay(orders)
             for assignment in orders.formed.assignments:
@@ -177,6 +180,7 @@ class Host:
         )
         child = await Child.spawn(f"rank {assignment.rank}", "worker.rank", line(spec), environment)
         self._ranks[assignment.rank] = child
+        self._device_of[assignment.rank] = assignment.device
         self._watchers.append(asyncio.create_task(self._watch_rank(assignment.rank, child)))
 
     # ------------------------------------------------------------------------------------------- watching
@@ -210,12 +214,16 @@ class Host:
 
     def _progress_of(self, rank: int, child: Child) -> RankProgress:
         reading = self._reading(rank) or Reading("starting", 0, 0.0)
+        device = self._devices.reading(self._device_of.get(rank, ""))
         return RankProgress(
             rank=rank,
             state=reading.state if child.alive else "exited",
             steps=reading.steps,
             state_seconds=reading.age_seconds,
             rss_bytes=resident_bytes(child.pid) if child.alive else 0,
+            device_utilisation=device.utilisation,
+            device_bytes=device.used_bytes,
+            device_peak_bytes=reading.device_peak_bytes or None,
         )
 
     def _reading(self, rank: int) -> Reading | None:
@@ -232,6 +240,7 @@ class Host:
         for block in self._blocks.values():
             block.close()
         self._blocks.clear()
+        self._devices.close()
         self._shared.remove()
 
 

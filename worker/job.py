@@ -77,7 +77,8 @@ class Job:
         raise NotImplementedError
 
     def train_dataset(self) -> Any:
-        """A map-style dataset (``__len__``, ``__getitem__``), the same on every host.
+        """A map-style dataset (``__len__``, ``__getitem__``), the same on every host. For a GPU it is asked from a
+        thread of its own.
 
         Hosts compare its length and some items; a method ``fingerprint() -> str`` replaces the items'
         values there.
@@ -85,7 +86,8 @@ class Job:
         raise NotImplementedError
 
     def training_step(self, model: torch.nn.Module, batch: Any) -> torch.Tensor | dict[str, Any]:
-        """The mean loss of one batch: a scalar tensor, or a dict with it under ``loss``."""
+        """The mean loss of one batch: a scalar tensor, or a dict with it under ``loss``. Runs under autocast of the
+        run's ``precision``."""
         raise NotImplementedError
 
     def eval_dataset(self) -> Any:

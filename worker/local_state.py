@@ -77,7 +77,7 @@ def capture(trainer: Trainer, local: Mapping[str, Tensor], consensus: Tensor | N
         "format": FORMAT,
         "params": asdict(trainer.job.params),
         "generators": _packed({"python": random.getstate(), "numpy": _numpy_state()}, {}),
-        "scaler": None,
+        "scaler": trainer.precision.state(),
         "optimizer": None,
     }
     error, optimizer = "", trainer.optimizer
@@ -99,6 +99,8 @@ def restore(body: bytearray, trainer: Trainer, *, own: bool) -> list[str]:
     except (ValueError, KeyError, TypeError, struct.error) as error:
         return [f"its saved state cannot be read ({error}), so it begins anew"]
     notes = [*_restore_local(tensors, trainer), *_restore_optimizer(tree, tensors, trainer)]
+    if note := trainer.precision.restore(tree.get("scaler")):
+        notes.append(note)
     if own:
         notes += _restore_generators(tree, tensors, trainer.device)
     return notes

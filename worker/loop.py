@@ -167,6 +167,7 @@ class TrainingLoop:
 
     def _finish_chunk(self) -> None:
         done, actions = self.control.chunk_done()
+        self.window.note_device_peak(self.trainer.peak_bytes())
         self.link.send(done)
         self.window.enter(State.IDLE)
         self._obey(actions)

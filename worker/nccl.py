@@ -6,9 +6,11 @@ blocking, so that every wait is ours. (nccl.h of NCCL 2.14 and later.)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import re
+from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,8 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "ncclRedOpCreatePreMulSum": [POINTER(c_int), c_void_p, c_int, c_int, c_void_p],
     "ncclRedOpDestroy": [c_int, c_void_p],
     "ncclAllReduce": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "ncclGroupStart": [],
+    "ncclGroupEnd": [],
     "ncclCommAbort": [c_void_p],
 }
 
@@ -105,12 +109,20 @@ class Nccl:
         self._call("ncclRedOpDestroy", operation, handle, handle=handle)
 
     def all_reduce(
-        self, handle: c_void_p, source: int, target: int, elements: int, kind: tuple[int, int], stream: int
+        self, handle: c_void_p, where: tuple[int, int], elements: int, kind: tuple[int, int], stream: int
     ) -> None:
-        """Enqueue a sum on a CUDA stream. ``source`` and ``target`` are addresses, ``kind`` is data type and operation;
-        the enqueueing may go on until ``in_progress`` ends."""
-        datatype, operation = kind
-        self._call("ncclAllReduce", source, target, elements, datatype, operation, handle, stream, handle=handle)
+        """Enqueue a sum on a CUDA stream. ``where`` are the addresses of source and target, ``kind`` is data type and
+        operation; the enqueueing may go on until ``in_progress`` ends."""
+        self._call("ncclAllReduce", *where, elements, *kind, handle, stream, handle=handle)
+
+    @contextlib.contextmanager
+    def group(self) -> Iterator[None]:
+        """What is enqueued meanwhile goes to the device as one."""
+        self._call("ncclGroupStart")
+        try:
+            yield
+        finally:
+            self._call("ncclGroupEnd")
 
     def abort(self, handle: c_void_p) -> None:
         """Give a communicator up; it is freed. Its errors do not matter any more."""

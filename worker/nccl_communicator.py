@@ -7,13 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_void_p
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from worker import nccl
-from worker.communicator import ABORT_SECONDS, Guard, SessionError, bounded
+from worker.communicator import ABORT_SECONDS, Guard, Part, SessionError, bounded
 from worker.nccl import FLOAT32, INT64, SUM, Nccl
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    source: Tensor
+    target: Tensor
+    datatype: int
+    operation: int
 
 
 class NcclLibrary:
@@ -69,18 +78,21 @@ class NcclCommunicator:
         self._guard.check()
         source = torch.tensor(list(values), dtype=torch.int64, device=self._device)
         target = torch.empty_like(source)
-        self._sum(source, target, (INT64, SUM), "the count", seconds)
+        self._sum([_Sum(source, target, INT64, SUM)], "the count", seconds)
         found: list[int] = target.tolist()
         return found
 
-    def average(self, source: Tensor, target: Tensor, factor: float) -> None:
-        """See ``Communicator``."""
+    def average(self, parts: Sequence[Part]) -> None:
+        """See ``Communicator``. One launch for all: between ranks that share a GPU each launch waits for its turn."""
         self._guard.check()
-        if not factor:
-            source = target.zero_()
-        operation = self._nccl.weighted_sum(self._live(), factor)
-        self._sum(source, target, (FLOAT32, operation), "the sum", None)
-        self._nccl.forget(self._live(), operation)
+        handle = self._live()
+        sums = []
+        for part in parts:
+            source = part.source if part.factor else part.target.zero_()
+            sums.append(_Sum(source, part.target, FLOAT32, self._nccl.weighted_sum(handle, part.factor)))
+        self._sum(sums, "the sum", None)
+        for one in sums:
+            self._nccl.forget(handle, one.operation)
 
     def settle(self, what: str, seconds: float) -> None:
         """Wait until a call that did not block is through."""
@@ -95,12 +107,14 @@ class NcclCommunicator:
         stuck = f"NCCL did not give its communicator up within {ABORT_SECONDS:g} s; this rank's GPU may hang"
         bounded(lambda: self._nccl.abort(handle), ABORT_SECONDS, stuck)
 
-    def _sum(self, source: Tensor, target: Tensor, kind: tuple[int, int], what: str, seconds: float | None) -> None:
+    def _sum(self, sums: Sequence[_Sum], what: str, seconds: float | None) -> None:
         handle = self._live()
         seconds = self._guard.collective_seconds if seconds is None else seconds
         stream = torch.cuda.current_stream(self._device)
-        elements = source.numel()
-        self._nccl.all_reduce(handle, source.data_ptr(), target.data_ptr(), elements, kind, stream.cuda_stream)
+        with self._nccl.group():
+            for one in sums:
+                where, kind = (one.source.data_ptr(), one.target.data_ptr()), (one.datatype, one.operation)
+                self._nccl.all_reduce(handle, where, one.source.numel(), kind, stream.cuda_stream)
         self.settle(what, seconds)
         done = stream.record_event()
 

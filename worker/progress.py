@@ -11,6 +11,7 @@ an age that is too small, never one that is too large.
     16  u64      local optimizer steps since the rank started
     24  u64      CLOCK_MONOTONIC nanoseconds at the last change: a new state, or a new batch within
     ``working``
+    32  u64      the most bytes that the rank's tensors took on its GPU at once; 0 when that is not known
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from pathlib import Path
 
 SIZE = 64
 STATES = ("starting", "idle", "working", "reducing", "evaluating", "saving", "exited")
-_MAGIC = b"MLPROG\x00\x01"
+_MAGIC = b"MLPROG\x00\x02"
 _U64 = struct.Struct("<Q")
-_STATE, _STEPS, _CHANGED = 8, 16, 24
+_STATE, _STEPS, _CHANGED, _PEAK = 8, 16, 24, 32
 
 
 class ProgressError(Exception):
@@ -39,6 +40,7 @@ class Reading:
     state: str
     steps: int
     age_seconds: float
+    device_peak_bytes: int = 0
 
 
 class ProgressBlock:
@@ -89,13 +91,18 @@ class ProgressBlock:
         """Note the rank's local optimizer steps since it started."""
         _U64.pack_into(self._memory, _STEPS, steps)
 
+    def note_device_peak(self, size: int) -> None:
+        """Note the most bytes that the rank's tensors took on its GPU at once."""
+        _U64.pack_into(self._memory, _PEAK, size)
+
     def read(self, now_ns: int) -> Reading:
         """What the rank is doing. An index that no version knows reads as ``starting``."""
         index = self._memory[_STATE]
         (steps,) = _U64.unpack_from(self._memory, _STEPS)
         (changed,) = _U64.unpack_from(self._memory, _CHANGED)
+        (peak,) = _U64.unpack_from(self._memory, _PEAK)
         state = STATES[index] if index < len(STATES) else STATES[0]
-        return Reading(state, steps, max(0, now_ns - changed) / 1e9)
+        return Reading(state, steps, max(0, now_ns - changed) / 1e9, peak)
 
     def close(self) -> None:
         """Unmap it."""

@@ -7,6 +7,7 @@ It connects to the relay, builds the job, trains, and leaves when told to. Whate
 from __future__ import annotations
 
 import faulthandler
+import logging
 import math
 import os
 import sys
@@ -31,14 +32,19 @@ from worker.job import Job, JobError, blamed, load_job
 from worker.lifeline import receive_orders
 from worker.loop import LoopOptions, TrainingLoop, Workload
 from worker.nccl_communicator import NcclLibrary
+from worker.out_of_memory import NAME as OUT_OF_MEMORY
+from worker.out_of_memory import explain, is_out_of_memory
 from worker.progress import ProgressBlock
 from worker.rank_link import LinkLost, RankLink
+from worker.read_ahead import ReadAhead, Upload
 from worker.seeding import seed_everything
 from worker.sessions import Sessions
 from worker.specs import RankSpec
 from worker.trainer import Trainer
 from worker.write_back import WriteBack
 
+LOG_VARIABLE = "MARCHLINE_RANK_LOG"
+"""a level of ``logging``: at debug, a rank tells each collective that it enters and leaves"""
 _MAX_MESSAGE = 2000
 _MAX_LINES = 4096
 
@@ -50,6 +56,7 @@ class Fenced(Exception):
 def main() -> int:
     """Run one rank; the process's exit code."""
     faulthandler.enable()
+    show_log(os.environ.get(LOG_VARIABLE, ""))
     failpoints.arm_or_exit(os.environ)
     spec = msgspec.json.decode(receive_orders(), type=RankSpec)
     failpoints.identify(rank=spec.rank)
@@ -69,6 +76,17 @@ def main() -> int:
             link.close()
 
 
+def show_log(level: str) -> None:
+    """Have this package's log on stderr, and leave the job's own logging alone. A level that there is not is none."""
+    if level.upper() in logging.getLevelNamesMapping():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", "%H:%M:%S"))
+        log = logging.getLogger("worker")
+        log.addHandler(handler)
+        log.setLevel(level.upper())
+        log.propagate = False
+
+
 def train(spec: RankSpec, link: RankLink, interrupt: Interrupt, progress: ProgressBlock) -> None:
     """Build the job and serve until told to leave. Raises whatever goes wrong."""
     workload = build_workload(spec)
@@ -84,6 +102,7 @@ def train(spec: RankSpec, link: RankLink, interrupt: Interrupt, progress: Progre
     )
     seed_everything(plan.seed + spec.rank)  # dropout and augmentation differ by rank; what was built does not
     order = TrainingLoop(control, link, workload, progress, options, sessions).run()
+    workload.feed.close()
     if order.fenced:
         raise Fenced(f"the cohort goes on without this rank: {order.reason}")
 
@@ -108,11 +127,13 @@ def build_workload(spec: RankSpec) -> Workload:
     with blamed("build_failed", "eval_dataset", job_dir):
         eval_dataset = job.eval_dataset()
     total_steps = plan.epochs * math.ceil(size / plan.batch_size)
-    trainer = Trainer(job, job_dir, torch.device(spec.device), seed=plan.seed, total_steps=total_steps)
+    device = torch.device(spec.device)
+    trainer = Trainer(job, job_dir, device, seed=plan.seed, total_steps=total_steps, precision=plan.precision)
     arena = Arena.for_model(trainer.model, overlap=overlaps(plan))
     arena.create_out(shm_dir / f"rank{spec.rank}.out")
-    flat = FlatModel(arena, trainer.device) if sums_itself(plan) else None
-    feed = SampleFeed(dataset, job.collate, plan.seed, plan.batch_size)
+    flat = FlatModel(arena, device) if sums_itself(plan) else None
+    ahead = ReadAhead(Upload(device)) if device.type == "cuda" else None
+    feed = SampleFeed(dataset, job.collate, plan.seed, plan.batch_size, ahead)
     return Workload(trainer, feed, arena, eval_dataset, flat)
 
 
@@ -138,9 +159,10 @@ def report_failure(error: BaseException, spec: RankSpec, progress: ProgressBlock
     text = "".join(traceback.format_exception(error))
     print(text, file=sys.stderr, end="", flush=True)
     cause = error.__cause__ if isinstance(error, JobError) and error.__cause__ is not None else error
+    memory = is_out_of_memory(cause)
     failed = RankFailed(
-        exception=type(cause).__name__,
-        message=_sentence(error)[:_MAX_MESSAGE],
+        exception=OUT_OF_MEMORY if memory else type(cause).__name__,
+        message=(explain(cause, spec.device) if memory else _sentence(error))[:_MAX_MESSAGE],
         last_lines=text[-_MAX_LINES:],
         last_step=progress.read(now_ns()).steps,
     )

@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from worker.data import fetch
 from worker.job import Job, JobError, blamed
+from worker.nests import map_tensors
+from worker.precision import Precision
 from worker.seeding import seed_everything
 
 
@@ -23,16 +25,20 @@ class Trainer:
     """Model, optimizer and schedule of one job on one device.
 
     ``total_steps`` is the number of the cohort's steps in the whole run. Builders run under ``seed``, the
-    same on every rank. Raises ``JobError`` when the job cannot be built.
+    same on every rank; steps and evaluations under autocast of ``precision``. Raises ``JobError`` when the job cannot
+    be built.
     """
 
-    def __init__(self, job: Job, job_dir: Path, device: torch.device, *, seed: int, total_steps: int) -> None:
+    def __init__(
+        self, job: Job, job_dir: Path, device: torch.device, *, seed: int, total_steps: int, precision: str = "f32"
+    ) -> None:
         self.job = job
         self.job_dir = job_dir
         self.device = device
         self.total_steps = total_steps
         seed_everything(seed)
         self.model = _build_model(job, job_dir).to(device)
+        self.precision = Precision(precision, device, self.model)
         self.optimizer = _build_optimizer(job, self.model, job_dir)
         self.scheduler = _build_scheduler(job, self.optimizer, total_steps, job_dir)
         # Most optimizers begin without any; some make it when they are built, and cannot step without it.
@@ -45,16 +51,17 @@ class Trainer:
         """One optimizer step on a batch that is on the device already: its loss, none when that is not
         finite.
 
-        Returns only when the device is done, so that timing a step times its work. Raises ``JobError`` for
-        a loss that is none, and whatever the job raises.
+        Returns only when the device is done, so that timing a step times its work (decision 0021). With ``fp16`` a step
+        whose gradients overflow changes nothing but the scale; it is a batch like any other, and its loss is told.
+        Raises ``JobError`` for a loss that is none, and whatever the job raises.
         """
         self.optimizer.zero_grad(
             set_to_none=True
         )  # an unused parameter then stays where it is, momentum and decay included
-        loss = scalar_loss(self.job.training_step(self.model, batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self._stepped = True
+        with self.precision.autocast():
+            result = self.job.training_step(self.model, batch)
+        loss = scalar_loss(result)
+        self._stepped |= self.precision.descend(loss, self.optimizer)
         value = float(loss.detach())
         return value if math.isfinite(value) else None
 
@@ -63,6 +70,7 @@ class Trainer:
         self.optimizer.state.clear()
         self.optimizer.state.update({parameter: copy.deepcopy(state) for parameter, state in self._first_state.items()})
         self.optimizer.zero_grad(set_to_none=True)
+        self.precision.restart()
 
     def advance(self, global_step: int) -> None:
         """Move the schedule up to the cohort's step ``global_step``; it never moves back.
@@ -75,7 +83,7 @@ class Trainer:
         target = min(global_step, self.total_steps - 1)
         while self._clock < target:
             with warnings.catch_warnings():
-                if not self._stepped:  # others worked while this rank had no batch yet: torch warns of what is meant
+                if not self._stepped:  # others worked while this rank took no step yet: torch warns of what is meant
                     warnings.simplefilter("ignore")
                 self.scheduler.step()
             self._clock += 1
@@ -88,9 +96,15 @@ class Trainer:
         value = float(rate)
         return value if math.isfinite(value) else None
 
+    def peak_bytes(self) -> int:
+        """The most bytes that tensors took on the GPU at once; 0 on a CPU."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+
     def move(self, value: Any) -> Any:
         """The same nest of lists, tuples and dicts with every tensor on the rank's device."""
-        return value if self.device.type == "cpu" else _move(value, self.device)
+        if self.device.type == "cpu":
+            return value
+        return map_tensors(value, lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def evaluate(self, dataset: Any, batch_size: int) -> dict[str, float]:
         """Metrics over the whole dataset: means of the batches' values, weighted by their samples.
@@ -117,7 +131,8 @@ class Trainer:
 
     @torch.no_grad()
     def _score(self, batch: Any) -> dict[str, float]:
-        result = self.job.eval_step(self.model, batch)
+        with self.precision.autocast():
+            result = self.job.eval_step(self.model, batch)
         metrics = result if isinstance(result, Mapping) else {"loss": result}
         return {str(name): _metric(str(name), value) for name, value in metrics.items()}
 
@@ -189,15 +204,3 @@ def _metric(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise JobError("metrics_invalid", f"metric {name} is {number} on the evaluation set")
     return number
-
-
-def _move(value: Any, device: torch.device) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_move(part, device) for part in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_move(part, device) for part in value)
-    if isinstance(value, dict):
-        return {key: _move(part, device) for key, part in value.items()}
-    return value

@@ -38,6 +38,10 @@ class Window:
         """Show the rank's optimizer steps."""
         self._progress.count(steps)
 
+    def note_device_peak(self, size: int) -> None:
+        """The most bytes that tensors took on the GPU at once, so far."""
+        self._progress.note_device_peak(size)
+
     def requested(self) -> None:
         """A round begins: the window's waiting ends."""
         self.enter("reducing")

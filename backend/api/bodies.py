@@ -46,6 +46,7 @@ class RunCreate(Body):
     name: Annotated[str, Field(max_length=100)] = ""
     params: Annotated[dict[str, Any], Field(max_length=256)] = Field(default_factory=dict)
     mode: Text = "cpu_cadence"
+    precision: Text = "f32"
     batch_size: Count = 32
     epochs: Count = 1
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 42

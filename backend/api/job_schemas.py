@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from backend.api.schemas import Answer, Page
+from backend.api.answer import Answer
+from backend.api.schemas import Page
 
 
 class Job(Answer):

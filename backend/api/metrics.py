@@ -25,6 +25,13 @@ from backend.runtime.health import Histogram
 
 LIVE_PHASES = ("waiting", "staging", "forming", "training", "done", "failed")
 RANK_PARTS = ("compute", "data", "wait", "reduce")
+GPU_FIGURES = (
+    ("marchline_gpu_utilization_ratio", "How busy the rank's GPU is, by whomever", "device_utilisation", 100),
+    ("marchline_gpu_memory_used_bytes", "Memory in use on the rank's GPU, by whomever", "device_bytes", 1),
+    ("marchline_gpu_memory_total_bytes", "Memory of the rank's GPU", "device_total_bytes", 1),
+    ("marchline_gpu_memory_peak_bytes", "The most of it that the rank's tensors took", "device_peak_bytes", 1),
+)
+"""name, text, field of a rank, and what one is in the field's unit"""
 QUANTILES = (("0.5", 0.5), ("0.99", 0.99), ("1", 1.0))
 
 View = dict[str, Any]
@@ -54,6 +61,7 @@ class _Collector(Collector):
         yield from _controller_figures(self._controller, self._clients)
         yield from _run_figures(views)
         yield from _rank_figures(views)
+        yield from _gpu_figures(views)
         yield from _loop_figures(self._controller)
 
 
@@ -144,6 +152,17 @@ def _rank_figures(views: list[View]) -> Iterator[Metric]:
             for part in RANK_PARTS:
                 _add(parts, [*key, part], rank[f"{part}_seconds"])
     yield from (allotted, steps, samples, pace, memory, parts)
+
+
+def _gpu_figures(views: list[View]) -> Iterator[Metric]:
+    """Left out for ranks on CPUs, and where a host cannot tell."""
+    for name, text, field, unit in GPU_FIGURES:
+        family = GaugeMetricFamily(name, text, labels=["run_id", "rank"])
+        for view in views:
+            for rank in view["ranks"]:
+                value = rank[field]
+                _add(family, [str(view["id"]), str(rank["rank"])], None if value is None else value / unit)
+        yield family
 
 
 def _loop_figures(controller: Controller) -> Iterator[Metric]:

@@ -10,10 +10,10 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from backend.api import views
+from backend.api.answer import Answer
 from backend.api.deps import TheController
 from backend.api.problems import ApiProblem
 from backend.api.runs import RunId
-from backend.api.schemas import Answer
 from backend.api.strict import StrictRoute
 from backend.core.preview import preview
 

@@ -11,6 +11,7 @@ from backend.api.deps import TheController
 from backend.api.problems import ApiProblem
 from backend.api.runs import Number, RunId
 from backend.api.strict import StrictRoute
+from backend.api.world_schemas import Member
 
 router = APIRouter(prefix="/runs/{run_id}", tags=["join window"], route_class=StrictRoute)
 
@@ -40,13 +41,13 @@ async def extend_window(run_id: RunId, body: bodies.WindowExtension, controller:
     return (await views.command(controller, run_id, "extend", seconds=body.seconds))["window"]
 
 
-@router.get("/members", operation_id="list_members", response_model=schemas.Page[schemas.Member])
+@router.get("/members", operation_id="list_members", response_model=schemas.Page[Member])
 async def list_members(run_id: RunId, controller: TheController) -> dict[str, Any]:
     """The hosts of the run, in the order of admission."""
     return {"items": (await views.view_of(controller, run_id))["members"], "next_cursor": None}
 
 
-@router.delete("/members/{host}", operation_id="turn_away_member", response_model=schemas.Page[schemas.Member])
+@router.delete("/members/{host}", operation_id="turn_away_member", response_model=schemas.Page[Member])
 async def turn_away_member(run_id: RunId, host: Number, controller: TheController) -> dict[str, Any]:
     """Turn a host away while the window is open; the others keep their places in the queue."""
     view = await views.command(controller, run_id, "turn_away", host=host)

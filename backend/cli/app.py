@@ -194,6 +194,7 @@ def create_run(
         list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any other setting of a run.")
     ] = None,
     mode: Annotated[str | None, typer.Option(help="cpu_cadence, cpu_sync or cpu_async.")] = None,
+    precision: Annotated[str | None, typer.Option(help="f32, bf16 or fp16: what steps are computed in.")] = None,
     epochs: Annotated[int | None, typer.Option()] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step, on each rank.")] = None,
     start_mode: Annotated[str | None, typer.Option(help="auto, manual or hybrid.")] = None,
@@ -206,15 +207,8 @@ def create_run(
     """Make a run and open its join window."""
     from backend.cli import show
 
-    named = {
-        "name": name or None,
-        "mode": mode,
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "start_mode": start_mode,
-        "quorum": quorum,
-        "target": target,
-    }
+    named: dict[str, Any] = {"name": name or None, "mode": mode, "precision": precision, "start_mode": start_mode}
+    named |= {"epochs": epochs, "batch_size": batch_size, "quorum": quorum, "target": target}
     body = {
         **({"job": job} if job or not resume_from else {}),
         **({"params": _pairs(param, "--param")} if param or not resume_from else {}),

@@ -12,20 +12,23 @@
 A session is made when somebody needs it: before the initial broadcast, and when a round is opened. A round is asked for
 in a live session (``SyncNow``); it is complete when every rank has reported the same sum, and only then adopted. So an
 attempt that fails costs nobody anything, and the same round is asked for again, in the same session or the next.
+
+While a rank scores, which may take it minutes, no session is made and no round is asked for: the others would lose
+patience in the middle of something, and the one that scores would count as hanging.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from backend.core.cycle import OpenedRound
+from backend.core.cycle import INITIAL_ROUND, OpenedRound
 from backend.core.deaths import Casualty
 from backend.core.join_admission import MAX_ERROR_TEXT, clipped
 from backend.core.liveness import SaveReason
-from backend.core.vocabulary import Effect, NonFiniteValue, RoundBroken, RoundFinished, SendRank
+from backend.core.session import Session, disagreement, on_the_controllers_host, outcome
+from backend.core.vocabulary import Effect, NonFiniteValue, RoundBroken, SendRank
 from wire.messages import (
     AbortSession,
     Message,
@@ -47,35 +50,16 @@ GENERATOR_SECONDS = 5.0
 """a candidate may take for the identity"""
 BROKEN_SECONDS = 1.0
 """from the news that a session broke until another is made though nobody is known to be dead"""
-JOIN_SECONDS = 75.0
-"""from one rank's joining to the next one's; a rank itself gives up after 60"""
+JOIN_SECONDS = 50.0
+"""from one rank's joining to the next one's. Under the 60 s after which ranks give up by themselves: they can only say
+that somebody did not come, the controller sees who does not even try."""
 MAX_BROKEN = 3
 """sessions in which one round may fail with nobody dead"""
 MAX_ID_BYTES = 4096
-MAX_TRANSPORT = 120
-"""characters of a rank's own words for its transport that are shown"""
-AT_WORK = ("reducing",)
-"""what the shared counter of a rank says that takes part"""
-
-
-@dataclass(slots=True)
-class Session:
-    """One communicator over the ranks that lived when it was made."""
-
-    generation: int = -1
-    state: str = "none"
-    generator: int | None = None
-    ranks: tuple[int, ...] = ()
-    joined: dict[int, str] = field(default_factory=dict)
-    """transports by rank"""
-    tried: list[int] = field(default_factory=list)
-    """generators that failed in the rendezvous at hand"""
-    deadline: float | None = None
-    reason: str = ""
-    """why it was made, or made anew"""
-    rebuilds: int = 0
-    exhausted: str = ""
-    """why there is nobody left to ask"""
+MAX_TRANSPORT, MAX_VALUE = 120, 16
+"""characters of a rank's own words, for its transport and for a value, that are shown"""
+BUSY = ("reducing", "evaluating", "saving")
+"""what the shared counter of a rank says that takes part, or cannot yet"""
 
 
 class Collectives:
@@ -88,6 +72,8 @@ class Collectives:
         self.session = Session()
         self._reports: dict[int, Synced] = {}
         """who has the whole sum of the attempt at hand"""
+        self._asked = (INITIAL_ROUND, 0)
+        """the newest attempt that ranks were asked for"""
 
     # ------------------------------------------------------------------------------------------------ the rounds
 
@@ -100,11 +86,9 @@ class Collectives:
     def request(self, opened: OpenedRound, now: float) -> list[Effect]:
         """Ask for the round, at once or when there is a session for it."""
         self._reports = {}
-        if self.session.state == "live":
-            return self._sync(opened)
-        if self.session.state in ("none", "broken") and not self.session.exhausted:
-            return self._begin(self.session.reason, now)
-        return []
+        if self.session.state == "broken":
+            self.session.close(self.session.reason)
+        return self._proceed(now)
 
     def commit(self, opened: OpenedRound) -> list[Effect]:
         """Everybody who lives adopts the sum, which needs no other rank."""
@@ -120,12 +104,12 @@ class Collectives:
     def bereaved(self, dead: set[int], now: float) -> list[Effect]:
         """A session with a dead rank is none; whoever asks for a round next makes another."""
         session = self.session
+        session.tried.clear()  # what failed in another world may do in this one
         names = ", ".join(f"rank {rank}" for rank in sorted(dead))
         if session.state == "naming":
             return self._next(f"{names} died", now) if session.generator in dead else []
         if session.state != "broken" and not dead & set(session.ranks):
             return []
-        session.tried.clear()  # that explains what failed before
         return self._drop(f"{names} died")
 
     def waits(self) -> str:
@@ -144,15 +128,14 @@ class Collectives:
 
     def view(self) -> dict[str, Any]:
         """The session, for the page."""
-        session = self.session
-        return {
-            "generation": max(0, session.generation),
-            "state": session.state,
-            "generator": session.generator,
-            "transports": {str(rank): text for rank, text in sorted(session.joined.items())},
-            "rebuilds": session.rebuilds,
-            "reason": session.reason,
-        }
+        return self.session.view()
+
+    def check(self) -> None:
+        """Every wait is bounded, and a round is asked for of exactly those who have joined."""
+        self.session.check()
+        march = self._march
+        if self.session.state == "live" and not march.leaving:
+            assert self.session.ranks == march.world.alive(), f"live among {self.session.ranks}"
 
     # ---------------------------------------------------------------------------------------------- what is heard
 
@@ -168,7 +151,7 @@ class Collectives:
             case Synced():
                 self._synced(rank, message, now)
             case SyncRefused():
-                bad = NonFiniteValue(rank, message.element, message.value)
+                bad = NonFiniteValue(rank, message.element, clipped(message.value, MAX_VALUE))
                 reason = f"what rank {rank} would contribute is not finite"
                 self._march.round_broken(
                     RoundBroken(message.round, message.attempt, reason, self._host(rank), bad), now
@@ -194,7 +177,7 @@ class Collectives:
         if session.deadline is not None and now >= session.deadline:
             match session.state:
                 case "naming":
-                    march.out += self._next(f"it named no session within {GENERATOR_SECONDS:g} s", now)
+                    march.out += self._next(f"{self._maker()} named no session within {GENERATOR_SECONDS:g} s", now)
                 case "broken":
                     self._again(now)
                 case _:
@@ -205,14 +188,31 @@ class Collectives:
                 march.forming.over(march, why, now)
             elif march.ending is None:
                 march.save_and_stop(SaveReason.RENDEZVOUS_EXHAUSTED, why, now)
+        elif march.end is None:
+            march.out += self._proceed(now)
 
     # -------------------------------------------------------------------------------------------- the rendezvous
+
+    def _proceed(self, now: float) -> list[Effect]:
+        """What the open round needs next."""
+        session, cycle = self.session, self._march.cycle
+        opened = cycle.open
+        if opened is None or opened.finished is not None or not cycle.collects or self._scoring():
+            return []
+        if session.state == "live":
+            return [] if self._asked == (opened.round, opened.attempt) else self._sync(opened)
+        if session.state == "none" and not session.exhausted:
+            return self._begin(session.reason, now)
+        return []
+
+    def _scoring(self) -> bool:
+        march = self._march
+        return any(map(march.world.lives, march.evaluations.pending.values()))
 
     def _begin(self, reason: str, now: float) -> list[Effect]:
         """Ask a candidate for the identity of another session."""
         session = self.session
-        session.state, session.ranks, session.joined, session.deadline = "none", (), {}, None
-        session.reason = reason
+        session.close(reason)
         candidate = self._candidate()
         if candidate is None:
             asked = ", ".join(self._march.world.where(rank) for rank in session.tried) or "nobody"
@@ -230,7 +230,8 @@ class Collectives:
         able = (rank for rank in world.alive() if rank not in self.session.tried)
 
         def order(rank: int) -> tuple[bool, float, int]:
-            return not _loopback(world.hosts[world.ranks[rank].host].address), pace(rank) or math.inf, rank
+            address = world.hosts[world.ranks[rank].host].address
+            return not on_the_controllers_host(address), pace(rank) or math.inf, rank
 
         return min(able, key=order, default=None)
 
@@ -239,17 +240,19 @@ class Collectives:
         session = self.session
         assert session.generator is not None
         session.tried.append(session.generator)
-        where = self._march.world.where(session.generator)
-        self._march.event("session_failed", f"Session {session.generation} of {where} failed: {because}", "warning")
+        self._march.event("session_failed", f"Session {session.generation} failed: {because}", "warning")
         dropped = self._drop(because)
         return dropped + self._begin(because, now)
+
+    def _maker(self) -> str:
+        assert self.session.generator is not None
+        return self._march.world.where(self.session.generator)
 
     def _drop(self, reason: str) -> list[Effect]:
         """Void the session: whoever is in it, or on the way to it, is got out."""
         session, lives = self.session, self._march.world.lives
         members = session.ranks if session.state in ("joining", "live") else ()
-        session.state, session.ranks, session.joined, session.deadline = "none", (), {}, None
-        session.reason = reason
+        session.close(reason)
         abort = AbortSession(session.generation, clipped(reason, MAX_ERROR_TEXT))
         return [SendRank(rank, abort) for rank in members if lives(rank)]
 
@@ -258,7 +261,11 @@ class Collectives:
         if session.state != "naming" or (rank, message.generation) != (session.generator, session.generation):
             return
         if not 0 < len(message.id) <= MAX_ID_BYTES:
-            march.out += self._next(f"its identity has {len(message.id)} bytes", now)
+            what = f"{self._maker()} named it by {len(message.id)} bytes, which is no identity"
+            march.out += self._next(what, now)
+            return
+        if self._scoring():  # since the generator was asked
+            session.close(session.reason)
             return
         session.ranks = march.world.alive()
         session.state, session.deadline = "joining", now + JOIN_SECONDS
@@ -278,13 +285,11 @@ class Collectives:
         transports = ", ".join(sorted(set(session.joined.values())))
         text = f"Session {session.generation} of {len(session.ranks)} ranks is live over {transports}: {session.reason}"
         march.event("session_live", text, generation=session.generation, ranks=list(session.ranks))
-        opened = march.cycle.open
-        if opened is not None and opened.finished is None and march.cycle.collects:
-            march.out += self._sync(opened)
+        march.out += self._proceed(now)
 
     def _lost(self, rank: int, message: SessionLost, now: float) -> None:
         session, march = self.session, self._march
-        if message.generation != session.generation or session.state == "none":
+        if message.generation != session.generation or session.state in ("none", "broken"):
             return
         because = f"{march.world.where(rank)}: {clipped(message.reason, MAX_ERROR_TEXT)}"
         if session.state != "naming":
@@ -303,8 +308,8 @@ class Collectives:
 
     def _again(self, now: float) -> None:
         """Nobody died: the same again, in another session."""
-        session, march = self.session, self._march
-        session.state, session.deadline, because = "none", None, session.reason
+        march, because = self._march, self.session.reason
+        self.session.close(because)
         opened = march.cycle.open
         if opened is None or opened.finished is not None or not march.cycle.collects:
             return
@@ -329,13 +334,14 @@ class Collectives:
 
     def _hangs(self, rank: int) -> bool:
         progress = self._march.world.ranks[rank].progress
-        return progress is not None and progress.state not in AT_WORK
+        return progress is not None and progress.state not in BUSY
 
     # ------------------------------------------------------------------------------------------------- the sums
 
     def _sync(self, opened: OpenedRound) -> list[Effect]:
         generation, excluded = self.session.generation, opened.excluded
         assert opened.ranks == set(self.session.ranks), f"{opened.ranks} contribute, {self.session.ranks} have joined"
+        self._asked = (opened.round, opened.attempt)
         return [
             SendRank(rank, SyncNow(opened.round, opened.attempt, generation, rank in excluded))
             for rank in sorted(opened.ranks)
@@ -351,40 +357,10 @@ class Collectives:
         if len(self._reports) < len(opened.ranks):
             return
         reports, self._reports = self._reports, {}
-        if problem := _disagreement(reports):
+        if problem := disagreement(reports, march.config.gamma):
             march.round_broken(RoundBroken(opened.round, opened.attempt, problem), now)
         else:
-            march.round_finished(_outcome(opened, reports, now), now)
+            march.round_finished(outcome(opened, reports, now), now)
 
     def _host(self, rank: int) -> int:
         return self._march.world.ranks[rank].host
-
-
-def _disagreement(reports: dict[int, Synced]) -> str:
-    """In what ranks that summed together differ; empty when in nothing."""
-    total = sum(report.steps for report in reports.values())
-    for rank, report in sorted(reports.items()):
-        if report.total_steps != total:
-            return f"rank {rank} counted {report.total_steps} batches where its session did {total}"
-    masses = {report.mass for report in reports.values()}
-    return f"the ranks divided by {sorted(masses)}" if len(masses) > 1 else ""
-
-
-def _outcome(opened: OpenedRound, reports: dict[int, Synced], now: float) -> RoundFinished:
-    moved = sum(report.moved_bytes for report in reports.values())
-    worked = any(report.steps for report in reports.values())
-    return RoundFinished(
-        round=opened.round,
-        attempt=opened.attempt,
-        realized=worked,
-        buffers_realized=worked,
-        steps={rank: report.steps for rank, report in sorted(reports.items())},
-        mass=next(iter(reports.values())).mass,
-        bytes_up=moved,
-        bytes_down=moved,
-        seconds=now - opened.opened_at,
-    )
-
-
-def _loopback(address: str) -> bool:
-    return address.startswith("127.") or address in ("::1", "localhost")

@@ -11,6 +11,7 @@ from typing import Any
 COLLECTIVE = ("nccl_sync", "nccl_cadence")
 """modes in which ranks sum among themselves"""
 MODES = ("cpu_sync", "cpu_cadence", "cpu_async", *COLLECTIVE)
+PRECISIONS = ("f32", "bf16", "fp16")
 START_MODES = ("auto", "manual", "hybrid")
 GUARDS = ("level", "growth", "none")
 OUTER_OPTIMIZERS = ("none", "nesterov")
@@ -47,6 +48,8 @@ class RunConfig:
     name: str = ""
     params: dict[str, Any] = field(default_factory=dict)
     mode: str = "cpu_cadence"
+    precision: str = "f32"
+    """what autocast lowers training and evaluation to; parameters, optimizer and rounds stay as they are"""
     batch_size: int = 32
     epochs: int = 1
     seed: int = 42
@@ -161,6 +164,9 @@ class RunConfig:
             yield Problem("mode", "async_needs_cpu", text)
         elif self.mode not in MODES:
             yield Problem("mode", "mode_unknown", f"{self.mode!r} is not a mode; use one of {', '.join(MODES)}")
+        if self.precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            yield Problem("precision", "precision_unknown", f"{self.precision!r} is no precision; use one of {known}")
         for name in ("batch_size", "epochs"):
             if getattr(self, name) < 1:
                 yield Problem(name, "below_minimum", f"{name} must be at least 1, not {getattr(self, name)}")

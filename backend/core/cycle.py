@@ -101,6 +101,10 @@ class Plane(Protocol):
         """For the page, JSON-ready; none where there is nothing to show."""
         ...
 
+    def check(self) -> None:
+        """Assert what must always hold."""
+        ...
+
 
 class Streams:
     """The CPU reduce: contributions stream to the controller, which divides and streams the update back (section 6)."""
@@ -175,6 +179,9 @@ class Streams:
 
     def view(self) -> None:
         return None
+
+    def check(self) -> None:
+        return
 
 
 class Cycle:

@@ -92,11 +92,11 @@ def step_ending(march: March, now: float) -> bool:
     if ending.step == "saving":
         if desk.awaited:
             return False
-        if desk.orphaned and march.world.alive():  # who had the consensus died: the next one hands it over
+        if desk.orphaned and march.world.alive():  # whoever was to hand it over did not: the next one does
             march.save(ending.reason, now)
             return True
-        if desk.busy:
-            ending.worsen("its checkpoint was not written in time")
+        if problem := "its checkpoint was not written in time" if desk.busy else desk.unsaved:
+            ending.worsen(problem)
         ending.go("leaving", now + max(LEAVING_SECONDS, march.config.heartbeat_timeout_seconds / 2))
         march.out += [SendRank(rank, Shutdown(reason=ending.reason)) for rank in march.world.alive()]
         return True

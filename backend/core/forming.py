@@ -35,6 +35,7 @@ def plan_of(run_id: int, config: RunConfig, dataset_size: int, *, resumed: bool)
         write_back=config.write_back,
         blend_alpha=config.blend_alpha,
         resumed=resumed,
+        precision=config.precision,
     )
 
 
@@ -121,7 +122,7 @@ class Forming:
     def expired(self, march: March, now: float) -> None:
         """Time is up."""
         waited = f"{march.config.forming_seconds:g} s"
-        march.fail(f"The cohort did not form within {waited}. {self.missing()}", now)
+        march.fail(f"The cohort did not form within {waited}. {march.plane.waits() or self.missing()}", now)
 
     def bereaved(self, march: March, reason: str, now: float) -> None:
         """Ranks were buried before it was complete."""

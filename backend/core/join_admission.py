@@ -69,6 +69,7 @@ class Door:
     """what the first member reported; none before there is one"""
     saved: Resume | None = None
     """the checkpoint that the run goes on from"""
+    precision: str = "f32"
 
     @property
     def joined(self) -> int:
@@ -166,6 +167,7 @@ def refuse_probe(hello: Hello, report: ProbeReport, door: Door) -> Refusal | Non
         _refuse_fingerprint,
         _refuse_dataset_size,
         _refuse_collective,
+        _refuse_precision,
         _refuse_model,
     )
     return next((refusal for check in checks if (refusal := check(hello, report, door)) is not None), None)
@@ -287,6 +289,15 @@ def _refuse_collective(hello: Hello, report: ProbeReport, door: Door) -> Refusal
             )
             return Refusal("vendor_mix", reason)
     return _refuse_nccl(hello, door)
+
+
+def _refuse_precision(hello: Hello, report: ProbeReport, door: Door) -> Refusal | None:
+    """fp16 needs GPUs: on CPUs some layers have no fp16, and the rest is slower with it (decision 0022)."""
+    cpu = next((device for device in hello.devices if device.type == "cpu"), None)
+    if door.precision != "fp16" or cpu is None:
+        return None
+    reason = f"{hello.host} offers {cpu.id}, but precision fp16 runs on GPUs only; use bf16 or f32, or leave it out."
+    return Refusal("precision_needs_gpu", reason)
 
 
 def _refuse_nccl(hello: Hello, door: Door) -> Refusal | None:

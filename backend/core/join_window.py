@@ -352,7 +352,7 @@ class JoinWindow:
         if self.closed:
             return self._closed_refusal()
         training = [member for member in self.members.values() if not member.relay_only]
-        door = Door(self.config.mode, self.job_hash, training, self._reference, self.saved)
+        door = Door(self.config.mode, self.job_hash, training, self._reference, self.saved, self.config.precision)
         size = self._refuse_size(candidate.name, len(candidate.hello.devices))
         return size or refuse_probe(candidate.hello, report, door)
 

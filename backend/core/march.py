@@ -216,6 +216,7 @@ class March:
         self.cycle.check(self.world.alive())
         self.training.check()
         self.checkpoints.check()
+        self.plane.check()
         assert (self.end is not None) == (self.phase in END_PHASES), f"end {self.end} in phase {self.phase}"
         assert len(self.deaths) == len(self.world.dead()), "a death without its record"
         waited = {rank for rank in self.evaluations.pending.values() if not self.world.lives(rank)}
@@ -347,7 +348,8 @@ class March:
 
     def save(self, reason: str, now: float) -> None:
         """Begin a checkpoint of what every replica holds now."""
-        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason, now), now)
+        scoring = self.evaluations.pending.values()
+        self.out += self.checkpoints.begin(reason, checkpoint_manifest(self, reason, now), now, busy=scoring)
 
     def finish(self, phase: str, reason: str, now: float) -> None:
         """The one place where a run ends."""

@@ -6,6 +6,7 @@ ranks hand over is of that moment, whenever it arrives. They train on meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,11 @@ class CheckpointDesk:
         self.trouble = ""
         """why the last one could not be written; empty once one was"""
         self.orphaned = False
-        """the last one failed because its bearer died: the next one has another"""
+        """the last one failed by its bearer alone: the next one has another"""
+        self.unsaved = ""
+        """why nobody handed the last one's consensus over"""
+        self._failed: set[int] = set()
+        """bearers that handed nothing over since one did"""
         self._missed = ""
         self._open: _Open | None = None
 
@@ -100,15 +105,19 @@ class CheckpointDesk:
             return f"after round {round_number}"
         return self._missed
 
-    def begin(self, reason: str, manifest: dict[str, Any], now: float) -> list[Effect]:
-        """Start one, or while one is under way remember that another is due."""
+    def begin(self, reason: str, manifest: dict[str, Any], now: float, *, busy: Collection[int] = ()) -> list[Effect]:
+        """Start one, or while one is under way remember that another is due. Who is ``busy`` bears no consensus, if
+        somebody else can."""
         if self._open is not None:
             self._missed = f"due {reason}"
             return []
-        self.asked, self._missed, self.orphaned = "", "", False
+        self.asked, self._missed, self.orphaned, self.unsaved = "", "", False, ""
         self.number += 1
         alive = self._world.alive()
-        bearer = self._errands.rank() if self._config.collective else None
+        bearer = self._bearer(busy) if self._config.collective else None
+        if self._config.collective and bearer is None:
+            self._failed.clear()
+            return self._without_consensus("nobody is left who could hand over the consensus")
         self._open = _Open(reason=reason, manifest=manifest, waiting=set(alive), progress_at=now, bearer=bearer)
         asked = [SendRank(rank, RequestLocalState(self.number, consensus=rank == bearer)) for rank in alive]
         return [OpenCheckpoint(self.number), *asked, *self._write_if_complete(now)]
@@ -127,6 +136,8 @@ class CheckpointDesk:
         if message.error:
             current.errors[rank] = message.error
         if message.part + 1 == message.parts:
+            if rank == current.bearer:
+                self._failed.clear()
             current.waiting.discard(rank)
             current.whole.append(rank)
         keep = KeepState(self.number, rank, message.part, message.data)
@@ -153,7 +164,9 @@ class CheckpointDesk:
             current.overdue = True
             return [_failed(f"Checkpoint {self.number} is not on disk after {seconds}; the run goes on without it")]
         late = ", ".join(self._world.where(rank) for rank in sorted(current.waiting))
-        if current.bearer in current.waiting:
+        if current.bearer is not None and current.bearer in current.waiting:
+            self.orphaned = True
+            self._failed.add(current.bearer)
             return self._without_consensus(f"nothing more came from {late} for {seconds}")
         text = f"Checkpoint {self.number} is written without the state of {late}: nothing more came for {seconds}"
         current.waiting.clear()
@@ -188,6 +201,12 @@ class CheckpointDesk:
             effects.append(Record("events", {"kind": "state_missing", "level": "warning", "text": text}))
         return effects
 
+    def _bearer(self, busy: Collection[int]) -> int | None:
+        """Whoever runs the errands or, if it cannot or did not, another one that lives."""
+        first = self._errands.rank()
+        able = [rank for rank in self._world.alive() if rank not in self._failed]
+        return min(able, key=lambda rank: (rank in busy, rank != first, rank), default=None)
+
     def _write_if_complete(self, now: float) -> list[Effect]:
         current = self._open
         if current is None or current.waiting or current.writing:
@@ -206,7 +225,7 @@ class CheckpointDesk:
 
     def _without_consensus(self, because: str) -> list[Effect]:
         """The others' consensus may be another round's by now, so there is nothing to write. Another one is due."""
-        self._open = None
+        self._open, self.unsaved = None, because
         self._missed = f"again, because {because}"
         self.trouble = f"Checkpoint {self.number} could not be written: {because}"
         return [_failed(self.trouble)]

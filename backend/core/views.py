@@ -12,6 +12,7 @@ from backend.core.liveness import Liveness
 from backend.core.march import March
 from backend.core.outlook import model_view
 from backend.core.world import HostSeat, RankSeat
+from wire.messages import RankProgress
 
 if TYPE_CHECKING:
     from backend.core.cohort import Cohort
@@ -203,6 +204,19 @@ def _rank_view(seat: RankSeat, march: March) -> dict[str, Any]:
         "wait_seconds": seat.last_split.get("wait_seconds", 0.0),
         "reduce_seconds": seat.last_split.get("reduce_seconds", 0.0),
         "rss_bytes": progress.rss_bytes if progress else 0,
+        **_device_view(seat, march, progress if seat.alive else None),
+    }
+
+
+def _device_view(seat: RankSeat, march: March, progress: RankProgress | None) -> dict[str, int | None]:
+    """The rank's GPU as its host sees it; all none for a CPU rank, and where nobody can tell."""
+    devices = march.world.hosts[seat.host].devices
+    memory = next((d.memory_bytes for d in devices if d.id == seat.device and d.type == "cuda"), 0)
+    return {
+        "device_utilisation": progress.device_utilisation if progress else None,
+        "device_bytes": progress.device_bytes if progress else None,
+        "device_peak_bytes": progress.device_peak_bytes if progress else None,
+        "device_total_bytes": memory or None,
     }
 
 

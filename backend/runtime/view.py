@@ -265,6 +265,7 @@ def _rank(row: Row, hosts: list[Row], last: Row, worked: Row) -> Row:
         **{name: of_last(name) for name in SPLIT},
         "reduce_seconds": last.get("reduce_seconds"),
         "rss_bytes": 0,
+        **dict.fromkeys(("device_utilisation", "device_bytes", "device_peak_bytes", "device_total_bytes")),
     }
 
 

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from worker.arena import Arena
 from worker.collective import Collective, Spoilt, SyncName
-from worker.communicator import Communicator, Guard, Library
+from worker.communicator import Communicator, Guard, Library, Part
 from worker.flat import FlatModel
 from worker.gloo_communicator import GlooLibrary
 from worker.nccl_communicator import NcclLibrary
@@ -118,7 +118,7 @@ class Rank:
     def bare(self) -> None:
         """One sum of the whole vector on the session's communicator."""
         assert self.flat is not None
-        self.session.average(self.flat.vector, self.target, 1.0 / self.world)
+        self.session.average([Part(self.flat.vector, self.target, 1.0 / self.world)])
 
     def theirs(self) -> None:
         """torch's, over its own group."""

@@ -12,6 +12,7 @@ export function RanksPanel({ live, phase }) {
   const ranks = live.of("ranks").value ?? [];
   const many = ranks.length > MANY;
   const over = isEnded(phase);
+  const gpus = ranks.some((rank) => rank.device_total_bytes);
   const { transports } = live.of("session").value ?? {};
   const note = over ? "Totals over the whole run" : "Plan and progress of the window in hand; totals since the start";
   return html`
@@ -19,7 +20,7 @@ export function RanksPanel({ live, phase }) {
       <div class=${many ? "tall-scroll" : ""} tabindex=${many ? 0 : undefined}>
         <${Table}
           caption="Ranks"
-          columns=${columnsOf(over, transports)}
+          columns=${columnsOf({ over, gpus, transports })}
           rows=${ranks}
           keyOf=${(rank) => rank.rank}
           rowClass=${(rank) => (rank.state === "dead" ? "gone" : "")}
@@ -57,6 +58,25 @@ const done = (r) => html`
   <span title="batches done / planned">${count(r.realized ?? 0)} / ${count(r.planned ?? 0)}</span>
 `;
 
+/** How busy the rank's GPU is, as a figure and a bar. */
+const use = ({ device_utilisation: share }) =>
+  Number.isFinite(share)
+    ? html`<span class="use"><i class="use-bar" aria-hidden="true"><i style=${{ width: `${share}%` }} /></i>${share} %</span>`
+    : MISSING;
+
+/** 41.2 of 141 GiB, with the rank's own peak behind it. */
+const held = (r) => {
+  if (!r.device_total_bytes || !r.device_bytes) return MISSING;
+  const peak = r.device_peak_bytes ? `; at its peak this rank's tensors took ${bytes(r.device_peak_bytes)}` : "";
+  return html`
+    <span title=${`In use on this GPU, by whomever${peak}`}>${bytes(r.device_bytes)} / ${bytes(r.device_total_bytes)}</span>
+  `;
+};
+
+const GPU = [
+  figures("GPU", use, (r) => r.device_utilisation),
+  figures("GPU memory", held, (r) => r.device_bytes),
+];
 const WINDOW = figures("Window", done, (r) => r.planned);
 const COLUMNS = [
   column("Rank", (r) => html`<strong>r${r.rank}</strong> ${r.anchor && ANCHOR}`, { sort: (r) => r.rank }),
@@ -70,11 +90,12 @@ const COLUMNS = [
   figures("Samples", (r) => count(r.samples), (r) => r.samples),
   figures("Loss", (r) => figure(r.loss), (r) => r.loss),
   figures("Memory", (r) => (r.rss_bytes ? bytes(r.rss_bytes) : MISSING), (r) => r.rss_bytes),
+  ...GPU,
 ];
 
 /** A run that is over has no window in hand; only ranks that average among themselves have a way to each other. */
-function columnsOf(over, transports) {
-  const columns = over ? COLUMNS.filter((c) => c !== WINDOW) : COLUMNS;
+function columnsOf({ over, gpus, transports }) {
+  const columns = COLUMNS.filter((c) => (c === WINDOW ? !over : gpus || !GPU.includes(c)));
   if (over || !Object.keys(transports ?? {}).length) return columns;
   return [...columns, column("Averages by", (r) => transports[r.rank] ?? MISSING, { sort: (r) => transports[r.rank] })];
 }

@@ -17,13 +17,14 @@ const total = (items, pick) => items.reduce((sum, item) => sum + pick(item), 0);
 export function Roster({ live, phase, title = "Roster" }) {
   const members = live.of("members").value ?? [];
   const model = live.of("model").value;
+  const ranks = live.of("ranks").value ?? [];
   const open = phase === "waiting" || phase === "staging";
   return html`
     <${Panel} title=${title} note=${[strength(members), weight(model)].filter(Boolean).join("; ")}>
       ${members.length
         ? html`<${Table}
             caption="Hosts of this run"
-            columns=${columnsOf(live, open, members)}
+            columns=${columnsOf(live, open, members, ranks)}
             rows=${members}
             keyOf=${(member) => member.host}
             rowClass=${(member) => (member.state === "lost" || member.state === "turned_away" ? "gone" : "")}
@@ -62,12 +63,12 @@ const Nobody = () => html`
   </div>
 `;
 
-function columnsOf(live, open, members) {
+function columnsOf(live, open, members, ranks) {
   const columns = [
     column("Host", (m) => name(m, members), { sort: (m) => m.name }),
     column("State", state, { sort: (m) => m.state }),
     column("Ranks", (m) => m.ranks.map((rank) => `r${rank}`).join(" ") || MISSING, { sort: (m) => m.ranks[0] }),
-    column("Devices", devices, { wide: true }),
+    column("Devices", (m) => devices(m, ranks), { wide: true }),
     column("Versions", versions, { wide: true }),
     column("Joined", (m) => html`<${Age} live=${live} value=${m.joined_seconds_ago} />`, {
       number: true,
@@ -94,8 +95,8 @@ const state = (m) => html`
   ${m.data_path && html`<small class="muted" title="How its part of a round travels">${m.data_path}</small>`}
 `;
 
-/** Like devices together: 8 × NVIDIA RTX 4090 24 GiB. */
-function devices(member) {
+/** Like devices together: 8 × NVIDIA RTX 4090 24 GiB, and how busy those that train are. */
+function devices(member, ranks) {
   const kinds = new Map();
   for (const device of member.devices) {
     const memory = device.memory_bytes ? ` ${bytes(device.memory_bytes)}` : "";
@@ -108,7 +109,21 @@ function devices(member) {
       ${ids.length === 1 && html`<small class="muted mono">${ids[0]}</small>`}
     </span>
   `;
-  return html`<span class="devices">${[...kinds].map(kind)}</span>`;
+  return html`<span class="devices">${[...kinds].map(kind)}${load(ranks.filter((rank) => member.ranks.includes(rank.rank)))}</span>`;
+}
+
+/** Of the GPUs of one host together: 92 % busy, 311 of 1128 GiB in use. */
+function load(ranks) {
+  const told = ranks.filter((rank) => rank.device_total_bytes && rank.device_bytes);
+  if (!told.length) return null;
+  const busy = told.filter((rank) => Number.isFinite(rank.device_utilisation));
+  const share = busy.length ? `${Math.round(total(busy, (rank) => rank.device_utilisation) / busy.length)} % busy, ` : "";
+  const used = total(told, (rank) => rank.device_bytes);
+  return html`
+    <small class="muted tabular" title="Its GPUs together, as the host last saw them">
+      ${share}${bytes(used)} of ${bytes(total(told, (rank) => rank.device_total_bytes))} in use
+    </small>
+  `;
 }
 
 function versions({ versions: told = {} }) {

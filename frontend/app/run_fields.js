@@ -72,6 +72,11 @@ export const counts = (field, form) => applies(field, form) && !barred(field, fo
 
 const chosen = (form, field) => form.values[field.name] ?? field.fallback;
 
+const PRECISION = choice("precision", "Precision", "f32", "What steps and evaluation are computed in; parameters stay f32", {
+  choices: ["f32", "bf16", "fp16"],
+  names: { f32: "f32: as the job has it", bf16: "bf16 where autocast allows", fp16: "fp16, with a scaled loss" },
+});
+
 /** Whether the devices average among themselves, so that the controller sees no parameters. */
 const collective = (form) => form.mode.startsWith("nccl_");
 const barredThere = (reason) => (form) => (collective(form) ? reason : "");
@@ -81,6 +86,7 @@ export const TRAINING = [
   integer("epochs", "Epochs", 1, "Passes over the data, by the cohort together", AT_LEAST_1),
   integer("batch_size", "Batch size", 32, "Samples per training step, on each rank", AT_LEAST_1),
   integer("seed", "Seed", 42, "Decides the order of the samples", { min: 0 }),
+  PRECISION,
 ];
 
 export const WINDOW = [

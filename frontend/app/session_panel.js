@@ -4,7 +4,7 @@ import { html } from "./html.js";
 import { talk, turns } from "./sessions.js";
 import { Panel } from "./ui.js";
 
-const TONES = { none: "quiet", naming: "warn", joining: "warn", live: "good" };
+const TONES = { none: "quiet", naming: "warn", joining: "warn", live: "good", broken: "bad" };
 const NOTE = "One communicator over the living ranks; made anew whenever one of them is lost";
 
 /** Nothing where the controller averages. */

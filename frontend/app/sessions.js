@@ -3,7 +3,7 @@
 /** Where a session stands: {state, generator, generation} -> a few words. */
 export function turns({ state, generator }) {
   if (state === "naming") return Number.isInteger(generator) ? `Rank ${generator} makes its identity` : "Its identity is made";
-  return { none: "None yet", joining: "Ranks are joining", live: "Live" }[state] ?? String(state);
+  return { none: "None yet", joining: "Ranks are joining", live: "Live", broken: "Broken; another follows" }[state] ?? String(state);
 }
 
 /** By which way ranks talk, like ones together: {0: "gloo on lo", 1: "gloo on lo"} -> [["gloo on lo", "r0 r1"]]. */

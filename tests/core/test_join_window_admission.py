@@ -316,6 +316,19 @@ def test_cpus_alone_sum_over_gloo():
         assert isinstance(join(window, link, hello(f"cpu-{link}", devices=devices(2, "cpu"))), Admission)
 
 
+@pytest.mark.parametrize(("precision", "kind", "let_in"), [
+    ("fp16", "cuda", True), ("fp16", "cpu", False), ("bf16", "cpu", True), ("f32", "cpu", True),
+])  # fmt: skip
+def test_fp16_needs_gpus(precision, kind, let_in):
+    window = JoinWindow(replace(CONFIG, precision=precision), 0.0)
+    answer = join(window, 1, hello(devices=devices(2, kind)))
+
+    assert isinstance(answer, Admission) == let_in
+    if not let_in:
+        assert (answer.code, answer.permanent) == ("precision_needs_gpu", False)
+        assert "offers cpu:0, but precision fp16 runs on GPUs only; use bf16 or f32" in answer.reason
+
+
 @pytest.mark.parametrize(
     ("label", "name"),
     [

@@ -43,6 +43,8 @@ def test_the_defaults_may_run():
         {"outer_optimizer": "nesterov", "outer_lr": 1.0, "outer_momentum": 0.0},
         {"outer_optimizer": "nesterov", "outer_lr": 10.0, "outer_momentum": 0.999, "mode": "cpu_sync"},
         {"non_finite": "stop"},
+        {"precision": "bf16"},
+        {"precision": "fp16"},
         {"mode": "cpu_async"},
         {"mode": "cpu_async", "max_overshoot": 0},
         {"mode": "cpu_async", "write_back": "blend", "blend_alpha": 1.0},
@@ -58,6 +60,8 @@ def test_what_may_be_chosen(changes):
     [
         ({"guard": "trend"}, [("guard", "guard_unknown")]),
         ({"non_finite": "ignore"}, [("non_finite", "non_finite_unknown")]),
+        ({"precision": "fp32"}, [("precision", "precision_unknown")]),
+        ({"precision": ""}, [("precision", "precision_unknown")]),
         ({"guard_threshold": 0.0}, [("guard_threshold", "out_of_range")]),
         ({"guard_threshold": math.nan}, [("guard_threshold", "out_of_range")]),
         ({"guard_threshold": math.inf}, [("guard_threshold", "out_of_range")]),

@@ -206,6 +206,17 @@ def rank_view(
         "wait_seconds": 0.02,
         "reduce_seconds": 0.03,
         "rss_bytes": 412_000_000 + rank * 7_000_000,
+        **(gpu_figures(rank) if rank >= 3 else {}),
+    }
+
+
+def gpu_figures(rank: int) -> dict[str, Any]:
+    """As a host tells of its GPUs; every fifth is a part of one (MIG), whose use nobody can tell."""
+    return {
+        "device_utilisation": None if rank % 5 == 4 else 100 - rank * 7 % 60,
+        "device_bytes": (13 + rank % 9) << 30,
+        "device_peak_bytes": (11 + rank % 9) << 30,
+        "device_total_bytes": 24 << 30,
     }
 
 

@@ -19,7 +19,8 @@ for (const [session, wanted] of [
   [{ state: "naming", generator: null }, "Its identity is made"],
   [{ state: "joining", generator: 1 }, "Ranks are joining"],
   [{ state: "live", generator: 1 }, "Live"],
-  [{ state: "breaking", generator: 1 }, "breaking"],
+  [{ state: "broken", generator: 1 }, "Broken; another follows"],
+  [{ state: "parting", generator: 1 }, "parting"],
 ]) {
   test(`a session that is ${session.state}`, () => assert.equal(turns(session), wanted));
 }

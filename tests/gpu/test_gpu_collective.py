@@ -6,6 +6,9 @@ from pathlib import Path
 import collective_scenarios as scenarios
 import pytest
 import torch
+from collective_rig import cohort, consensus
+
+from wire.messages import SyncRefused
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,3 +59,34 @@ def test_five_hundred_rounds_grow_nothing(tmp_path: Path) -> None:
 
 def test_ranks_leave_as_they_like(tmp_path: Path) -> None:
     scenarios.ranks_leave_as_they_like(tmp_path, GPU, sessions=50)
+
+
+def test_a_loop_sums_over_nccl_and_hands_its_consensus_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank alone, but from its link to its model, whose one number tells whose work counts."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=lo")
+    ranks = cohort(tmp_path, 1, device=GPU)
+    (joined,) = ranks.session()
+    assert joined.transport.startswith("NCCL 2.") and joined.transport.endswith(" on lo")
+    ranks.reduce(-1, initial=True)
+    model, flat = ranks.ranks[0].workload.trainer.model, ranks.ranks[0].workload.flat
+    assert flat is not None and model.w.data_ptr() == flat.vector.data_ptr()
+    (ack,) = ranks.round(0, (3,))
+    assert (ranks.odometers(), ack.pre_norm, ack.divergence, len(ack.params_hash)) == ([3.0], 3.0, 0.0, 16)
+    assert model.w.untyped_storage().nbytes() == 4  # whoever saves it does not save all
+    ranks.train(1, (2,))
+    assert consensus(ranks.ranks[0]) == [3.0]
+    ranks.sync(1)
+    ranks.abort()
+    ranks.session()
+    ranks.sync(1, 1)
+    ranks.commit(1, 1)
+    assert (ranks.odometers(), consensus(ranks.ranks[0])) == ([5.0], [5.0])
+    with torch.no_grad():
+        model.w.fill_(float("nan"))
+    ranks.train(2, (1,))
+    ranks.ask(2)
+    assert ranks.ranks[0].expect(SyncRefused) == SyncRefused(2, 0, 0, "nan")
+    ranks.sync(2, 1, excluded=[0])
+    ranks.commit(2, 1)
+    assert ranks.odometers() == [5.0]
+    ranks.leave()

@@ -17,7 +17,9 @@ class Faulty(Job):
     @dataclass
     class Params:
         samples: int = 64
-        kind: str = "raise"  # raise, exit0, exit3, hard_exit, hang, hold, kill, segfault; several by rank: "raise kill"
+        kind: str = (
+            "raise"  # raise, memory, exit0, exit3, hard_exit, hang, hold, kill, segfault; several by rank: "raise kill"
+        )
         rank: int = 1  # the rank that fails; -1 for all
         at: int = 7  # batch on that rank, from 0
         seconds: int = 3600  # of a hold
@@ -44,11 +46,17 @@ class Faulty(Job):
         return -model.weight.sum()
 
 
+ERRORS = {
+    "raise": ValueError("grün ist kaputt ☃"),
+    "memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of"),
+}
+
+
 def fail(kind, seconds):
     """End this process, or not return, a hold for so many seconds."""
+    if kind in ERRORS:
+        raise ERRORS[kind]
     match kind:
-        case "raise":
-            raise ValueError("grün ist kaputt ☃")
         case "exit0":
             sys.exit(0)
         case "exit3":

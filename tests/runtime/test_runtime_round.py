@@ -13,7 +13,9 @@ import torch
 from runtime_scripted import ScriptedCore, moment
 from runtime_site import ScriptedHost, config, eventually, site
 
+from backend.api.metrics import exposition
 from backend.core.vocabulary import Effect, Event, ExpectRelays, OpenRound, Operator, RoundFinished
+from backend.runtime.controller import Controller
 from wire.messages import (
     Accept,
     BatchDone,
@@ -108,8 +110,24 @@ class Rank:
 
 async def beat(host: ScriptedHost, rank: int) -> None:
     while True:
-        await host.join.say(HostHeartbeat([RankProgress(rank, "working", 1, 0.1, 1 << 20)]))
+        told = RankProgress(rank, "working", 1, 0.1, 1 << 20, device_utilisation=40, device_bytes=3 << 30)
+        await host.join.say(HostHeartbeat([told]))
         await moment(0.2)
+
+
+GPU_FIGURES = [
+    'marchline_gpu_utilization_ratio{rank="0",run_id="1"} 0.4',
+    'marchline_gpu_utilization_ratio{rank="1",run_id="1"} 0.4',
+    'marchline_gpu_memory_used_bytes{rank="0",run_id="1"} 3.221225472e+09',
+    'marchline_gpu_memory_used_bytes{rank="1",run_id="1"} 3.221225472e+09',
+]
+"""peak and size are not told, so they are left out"""
+
+
+def figures_of_gpus(controller: Controller) -> list[str]:
+    """The lines of the exposition that are about GPUs."""
+    text = exposition(controller, {"streams": 0, "dropped": 0, "sessions": 0, "failures": 0})[0].decode()
+    return [line for line in text.splitlines() if line.startswith("marchline_gpu_")]
 
 
 async def formed(host: ScriptedHost) -> Rank:
@@ -136,6 +154,7 @@ async def test_a_run_from_dial_in_to_a_checkpoint(tmp_path: Path) -> None:
         await controller.command(run_id, "start")
         ranks = await asyncio.gather(*map(formed, hosts))
         beats = [asyncio.create_task(beat(rank.host, rank.rank)) for rank in ranks]
+        await eventually(lambda: figures_of_gpus(controller) == GPU_FIGURES, "the GPUs to be seen")
         await asyncio.wait_for(asyncio.gather(*(rank.train() for rank in ranks)), 30)
         for beating in beats:
             beating.cancel()

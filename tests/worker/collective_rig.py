@@ -6,12 +6,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 from rank_rig import Cohort, RankRig, chunk_of, plan, start_rank
 
 from wire.messages import (
     AbortSession,
+    LocalState,
     Message,
     NewSession,
+    RequestLocalState,
     RequestSessionId,
     SessionIdGenerated,
     SessionJoined,
@@ -20,7 +23,6 @@ from wire.messages import (
     SyncCommitted,
     Synced,
     SyncNow,
-    SyncRefused,
 )
 
 
@@ -84,6 +86,9 @@ class CollectiveCohort(Cohort):
             if count:
                 self.ranks[rank].train(self.chunk(number, rank, count))
 
+    def odometers(self) -> list[float]:
+        return [float(rig.workload.trainer.model.w.detach()) for rig in self.ranks]
+
     @staticmethod
     def chunk(number: int, rank: int, count: int) -> StartChunk:
         return chunk_of(count, offset=rank * 32, epoch=number)
@@ -97,12 +102,22 @@ class CollectiveCohort(Cohort):
 
 
 def cohort(
-    directory: Path, count: int, job: str = "odometer.py:Odometer", samples: int = 256, **changes: Any
+    directory: Path,
+    count: int,
+    job: str = "odometer.py:Odometer",
+    samples: int = 256,
+    device: str = "cpu",
+    **changes: Any,
 ) -> CollectiveCohort:
     """So many ranks of a job that has ``samples`` as its parameter, or none."""
     params = changes.pop("params", {"samples": samples})
     plans = plan(job, total_samples=samples, params=params, mode="nccl_cadence", **changes)
-    return CollectiveCohort([start_rank(directory, plans, rank) for rank in range(count)])
+    return CollectiveCohort([start_rank(directory, plans, rank, device=device) for rank in range(count)])
 
 
-__all__ = ["CollectiveCohort", "SyncRefused", "cohort"]
+def consensus(rig: RankRig) -> list[float]:
+    """What the rank hands over of it for a checkpoint."""
+    rig.send(RequestLocalState(0, consensus=True))
+    part = rig.expect(LocalState)
+    assert part.parts == 1 and not part.error
+    return safetensors.torch.load(part.data)["consensus"].tolist()

@@ -201,6 +201,7 @@ async def test_the_agent_dials_again_while_nobody_listens_yet() -> None:
 
 DEATHS = {
     "raise": ("", 1, "ValueError", "grün ist kaputt ☃"),
+    "memory": ("", 1, "OutOfMemoryError", "use a smaller batch_size, or leave this device out with --devices"),
     "exit0": ("", 1, "SystemExit", "sys.exit(0) before the run was over"),
     "exit3": ("", 3, "SystemExit", "sys.exit(3)"),
     "hard_exit": ("", 1, "", "exited with code 1"),
@@ -230,7 +231,38 @@ async def test_every_rank_that_dies_is_told_with_its_true_cause() -> None:
         await host.send(RunEnded(phase="failed", reason="the ranks died"))
         code, output = await running.ended()
     assert code == 1
-    assert "[rank 5] Fatal Python error: Segmentation fault" in output
+    assert "[rank 6] Fatal Python error: Segmentation fault" in output
+
+
+NVML = """
+from types import SimpleNamespace
+
+class NVMLError(Exception): ...
+
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetCount = lambda: 1
+nvmlDeviceGetHandleByIndex = nvmlDeviceGetHandleByUUID = lambda handle: handle
+nvmlDeviceGetName = lambda handle: "H200"
+nvmlDeviceGetUUID = lambda handle: "GPU-0"
+nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=141 << 30, used=41 << 30)
+nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=87)
+"""
+
+
+async def test_an_agent_tells_how_busy_its_gpus_are_whatever_its_ranks_do(tmp_path: Path) -> None:
+    """NVIDIA's library is a stand-in here, so the rank finds no GPU and dies; a real one is in tests/gpu."""
+    (tmp_path / "pynvml.py").write_text(NVML)
+    gpus = {"PYTHONPATH": str(tmp_path)}
+    async with tiny_controller() as controller, agent(controller.url, "--devices", "all", **gpus) as running:
+        host = await controller.guest()
+        await controller.admit(host, ODO, SAMPLES, beat=0.1)
+        await controller.form(host, plan(ODO, total_samples=64, params=SAMPLES), device="cuda")
+        while not (ranks := (await host.expect(HostHeartbeat)).ranks) or ranks[0].device_bytes is None:
+            pass
+        assert (ranks[0].device_utilisation, ranks[0].device_bytes) == (87, 41 << 30)
+        assert ranks[0].device_peak_bytes is None, "the rank told nothing yet"
+        os.kill(running.pid, signal.SIGTERM)
+        await running.ended()
 
 
 @pytest.fixture

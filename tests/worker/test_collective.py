@@ -9,16 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from collective_rig import CollectiveCohort, cohort
+from collective_rig import cohort, consensus
 from rank_rig import RankRig
 from torch import nn
 
 from wire.messages import (
     AbortSession,
     DeclareDead,
-    LocalState,
     NewSession,
-    RequestLocalState,
     RequestSessionId,
     SessionIdGenerated,
     SessionLost,
@@ -26,13 +24,8 @@ from wire.messages import (
     SyncRefused,
 )
 from worker.control import Leave
-from worker.local_state import CONSENSUS, _read
 
 SECOND = 1.0
-
-
-def odometers(cohort: CollectiveCohort) -> list[float]:
-    return [float(rig.workload.trainer.model.w.detach()) for rig in cohort.ranks]
 
 
 def bits(rig: RankRig) -> bytes:
@@ -68,8 +61,8 @@ def test_a_window_moves_the_odometer_by_the_work_weighted_mean(
     for number in range(2):
         acks = ranks.round(number, counts)
         expected = [moved * (number + 1)] * len(counts)
-        assert odometers(ranks) == (expected if float(moved).is_integer() else pytest.approx(expected, rel=1e-6))
-        assert len(set(odometers(ranks))) == 1
+        assert ranks.odometers() == (expected if float(moved).is_integer() else pytest.approx(expected, rel=1e-6))
+        assert len(set(ranks.odometers())) == 1
         assert len({ack.params_hash for ack in acks}) == 1 and acks[0].params_hash
     ranks.leave()
 
@@ -81,13 +74,13 @@ def test_three_to_one_is_exact_and_the_report_says_how_it_came_about(tmp_path: P
     ranks.reduce(-1, initial=True)
     ranks.train(0, (3, 1))
     reports = ranks.sync(0)
-    assert odometers(ranks) == [3.0, 1.0]  # nothing is adopted before the commit
+    assert ranks.odometers() == [3.0, 1.0]  # nothing is adopted before the commit
     assert [(one.steps, one.total_steps, one.mass, one.moved_bytes) for one in reports] == [
         (3, 4, 4.0, 4),
         (1, 4, 4.0, 4),
     ]
     acks = ranks.commit(0)
-    assert odometers(ranks) == [2.5, 2.5]
+    assert ranks.odometers() == [2.5, 2.5]
     assert [(ack.pre_norm, ack.post_norm, ack.divergence) for ack in acks] == [
         (3.0, 2.5, pytest.approx(0.2)),
         (1.0, 2.5, pytest.approx(0.6)),
@@ -121,7 +114,7 @@ def test_an_idle_cohort_counts_once_and_keeps_what_each_holds(tmp_path: Path, ca
     entered = [record.getMessage() for record in caplog.records if "enter" in record.getMessage()]
     assert entered == ["round 1.0 session 0 #1: enter COUNT of 4"] * 2
     assert (ack.divergence, ack.pre_norm, ack.post_norm, ack.params_hash) == (0.0, 2.0, 2.0, "")
-    assert odometers(ranks) == [2.0, 2.0]
+    assert ranks.odometers() == [2.0, 2.0]
     ranks.leave()
 
 
@@ -137,9 +130,9 @@ def test_who_is_not_finite_stops_all_and_is_left_out_of_the_next_attempt(tmp_pat
     reports = ranks.sync(1, 1, excluded=[2])
     assert [one.steps for one in reports] == [3, 1, 0]
     ranks.commit(1, 1)
-    assert odometers(ranks) == [3.5, 3.5, 3.5]
+    assert ranks.odometers() == [3.5, 3.5, 3.5]
     ranks.round(2, (1, 1, 1))
-    assert odometers(ranks) == [4.5, 4.5, 4.5]
+    assert ranks.odometers() == [4.5, 4.5, 4.5]
     ranks.leave()
 
 
@@ -154,7 +147,7 @@ def test_excluded_among_idle_ranks_goes_back_to_the_consensus(tmp_path: Path) ->
     ranks.ranks[1].expect(SyncRefused)
     ranks.sync(1, 1, excluded=[1])
     ranks.commit(1, 1)
-    assert odometers(ranks) == [2.0, 2.0]
+    assert ranks.odometers() == [2.0, 2.0]
     ranks.leave()
 
 
@@ -174,7 +167,7 @@ def test_a_sum_that_is_aborted_has_changed_nothing_and_the_next_session_sums_rig
     assert [bits(rig) for rig in ranks.ranks] == before
     assert [one.steps for one in ranks.sync(1, 1)] == [3, 1]
     ranks.commit(1, 1)
-    assert odometers(ranks) == [3.5, 3.5, 6.0]
+    assert ranks.odometers() == [3.5, 3.5, 6.0]
     ranks.ranks[2].send(Shutdown(reason="out"))
     ranks.ranks.pop().end()
     ranks.leave()
@@ -187,21 +180,14 @@ def test_a_sum_that_was_complete_but_not_committed_is_made_again(tmp_path: Path)
     ranks.round(0, (1, 1))
     ranks.train(1, (3, 1))
     ranks.sync(1)
-    assert consensus(ranks.ranks[0]).tolist() == [1.0]
+    assert consensus(ranks.ranks[0]) == [1.0]
     ranks.abort()
     ranks.session([0])
     ranks.sync(1, 1)
     ranks.commit(1, 1)
-    assert odometers(ranks) == [4.0, 2.0]
-    assert consensus(ranks.ranks[0]).tolist() == [4.0]
+    assert ranks.odometers() == [4.0, 2.0]
+    assert consensus(ranks.ranks[0]) == [4.0]
     ranks.leave()
-
-
-def consensus(rig: RankRig) -> torch.Tensor:
-    rig.send(RequestLocalState(0, consensus=True))
-    part = rig.expect(LocalState)
-    assert part.parts == 1 and not part.error
-    return _read(bytearray(part.data))[1][CONSENSUS]
 
 
 def test_a_session_that_cannot_be_is_named(tmp_path: Path) -> None:
@@ -254,7 +240,7 @@ def test_ranks_learn_of_a_peer_that_is_gone_without_being_told(tmp_path: Path) -
     ranks.session([0])
     ranks.sync(0, 1)
     ranks.commit(0, 1)
-    assert odometers(ranks) == [3.0]
+    assert ranks.odometers() == [3.0]
     ranks.leave()
 
 
@@ -312,7 +298,7 @@ def test_many_rounds_leave_nothing_behind(tmp_path: Path) -> None:
         process = psutil.Process()
         return process.memory_info().rss, process.num_fds(), process.num_threads()
 
-    more = 500 if os.environ.get("MARCHLINE_TEST_THOROUGH") else 150
+    more = 500 if os.environ.get("MARCHLINE_TEST_THOROUGH") else 100
     before = rounds(range(50))
     after = rounds(range(50, 50 + more))
     assert after[0] - before[0] < 4 << 20

@@ -42,6 +42,8 @@ def test_cpu_ranks_are_numbered_and_hide_the_gpus(wanted: str, count: int) -> No
         ("GPU-1abc-1def", [1]),
         ("GPU-2", [2]),
         ("1,GPU-0abc", [1, 0]),
+        ("cuda", [0, 1, 2]),
+        ("cuda:2,cuda:0", [2, 0]),
     ],
 )
 def test_gpus_are_chosen_by_number_or_uuid(wanted: str, ids: list[int]) -> None:
@@ -57,11 +59,20 @@ def test_gpus_are_chosen_by_number_or_uuid(wanted: str, ids: list[int]) -> None:
         ("GPU-9", "GPU-9"),
         ("", "no GPU ''"),
         ("cpu:0", "1 to 256"),
+        ("1,1", "GPU 1 is named twice, but NCCL gives each rank a GPU of its own"),
     ],
 )
 def test_what_is_not_there_is_named(wanted: str, says: str) -> None:
     with pytest.raises(DeviceError, match=says):
         find_devices(wanted)
+
+
+@pytest.mark.usefixtures("three_gpus")
+def test_ranks_may_share_a_gpu_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARCHLINE_NCCL_HOSTID_PER_RANK", "1")
+    found = find_devices("cuda:1,cuda:1,0,1")
+    assert [device.device.id for device in found] == ["cuda:1", "cuda:1.1", "cuda:0", "cuda:1.2"]
+    assert [device.visible for device in found] == [GPUS[n].visible for n in (1, 1, 0, 1)]
 
 
 @pytest.mark.parametrize(
