@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -93,3 +94,9 @@ def test_nothing_names_this_machine_or_a_registry() -> None:
             continue
         found = patterns.search(path.read_text(errors="replace"))
         assert found is None, f"{entry} names {found and found.group(0)}"
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """pytest imports them by it: one run would find the second one to be the first."""
+    found = Counter(path.name for path in ROOT.glob("tests/**/test_*.py"))
+    assert [name for name, count in found.items() if count > 1] == []

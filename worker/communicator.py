@@ -53,15 +53,17 @@ class Guard:
             raise Aborted(reason)
 
     def wait(self, done: Callable[[], bool], seconds: float, what: str) -> None:
-        """Poll until ``done``; pauses grow with the time waited, to a millisecond. Raises ``Aborted``; ``SessionError``
-        when it takes longer than ``seconds``, and whatever ``done`` raises."""
+        """Poll until ``done``: without pause for a millisecond, then with longer ones, up to that.
+
+        Raises ``Aborted``; ``SessionError`` when it takes longer than ``seconds``, and whatever ``done`` raises.
+        """
         started = self.clock()
         while not done():
             self.check()
             waited = self.clock() - started
             if waited > seconds:
                 raise SessionError(f"{what} took longer than {seconds:g} s; is a rank stopped, or its network cut?")
-            time.sleep(min(_LONGEST_PAUSE, waited / 32))
+            time.sleep(min(_LONGEST_PAUSE, waited / 32) if waited > _LONGEST_PAUSE else 0)
 
 
 @dataclass(frozen=True, slots=True)
