@@ -1,6 +1,7 @@
-"""A third of the ordeals are of the collective modes: the same worlds and faults, and those that sessions bring along.
+"""A third of the ordeals, and of the random worlds, are of the collective modes: the same worlds and faults, and those
+that sessions bring along.
 
-Drawn by dice of their own, so that the other ordeals stay what they are.
+Drawn by dice of their own, so that the others stay what they are.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def in_sessions(seed: int, script: Script) -> Script:
     run["stall_seconds"] = dice.choice(STALLS)
     if run["stall_seconds"] != "30.0":
         run["forming_seconds"] = dice.choice(["20.0", "150.0"])
+    if dice.random() < 0.6:
+        run["notice"] = dice.choice(["0.0", "0.001", "0.03", "0.5"])
     if dice.random() < 0.3:
         run["score"] = dice.choice(["2.0", "70.0"])
     acts = [act for act in script.acts if act.words[0] != "crash" or dice.random() < 0.4]  # nobody comes back
@@ -40,6 +43,18 @@ def in_sessions(seed: int, script: Script) -> Script:
         script = _larger(script, dice)
     script.acts = [*script.acts, *_strikes(script, dice)]
     return script
+
+
+def world_in_sessions(seed: int, script: Script) -> Script:
+    """A random world, which may be one of the collective modes."""
+    dice = random.Random(f"{seed}/sessions")
+    if dice.random() >= SHARE:
+        return script
+    run = {key: value for key, value in script.run.items() if key not in ("max_overshoot", "write_back")}
+    run["mode"] = dice.choice(COLLECTIVE)
+    if run["mode"].endswith("_sync"):
+        run.pop("speed_hint", None)
+    return replace(script, run=run, acts=[_translated(act, script, dice) for act in script.acts])
 
 
 def _translated(act: Act, script: Script, dice: random.Random) -> Act:
@@ -63,6 +78,10 @@ def _larger(script: Script, dice: random.Random) -> Script:
 def _strikes(script: Script, dice: random.Random) -> Iterator[Act]:
     """What strikes in sessions: often a death first, and then what meets the session that is made anew."""
     ranks = script.ranks
+    if script.run.get("score") == "70.0" and dice.random() < 0.5:  # whoever scores dies, and another one is sent
+        script.run["epochs"] = "2"
+        paces = [ms for host in script.hosts for ms in host.ms]
+        yield Act(round(dice.uniform(3.0, 30.0), 3), ["kill", str(paces.index(min(paces)))])
     if dice.random() < 0.7:
         yield Act((dice.choice(["open", "open", "commit"]), dice.choice([0, 0, 1, 2])), ["kill", _rank(dice, ranks)])
     if dice.random() < 0.12:  # and then nobody can make another one, or the controller looks away meanwhile

@@ -348,8 +348,7 @@ class Laws(Oracle):
             return
         trained = march.cycle.next_round > march.cycle.first_round or march.forming.brings is not None
         if reason.startswith(SAVED) and trained and not play.disk_trouble:
-            said = play.config.collective and ", but " in reason  # with nobody left there is no consensus, either
-            assert play.rows("checkpoints") or said, f"L5: nothing is saved at the end: {reason}"
+            assert play.rows("checkpoints") or self._in_vain_asked(), f"L5: nothing is saved at the end: {reason}"
         if play.config.collective and play.end.phase == "done" and trained and not play.disk_trouble:
             last, saved = march.cycle.next_round - 1, [row["round"] for row in play.rows("checkpoints")]
             assert saved and saved[-1] == last, f"L5: done with round {last}, and saved are {saved}"
@@ -359,6 +358,14 @@ class Laws(Oracle):
             lost = {at for piece in pool.uncovered() for at in range(piece.offset, piece.end)}
             kept = {at for at in range(play.samples) if where[at] in (COMMITTED, LOST)}
             assert lost == set(range(play.samples)) - kept, "L2: what is accepted and what is lost is not the epoch"
+
+    def _in_vain_asked(self) -> bool:
+        """Whether everybody who did not die was asked for the consensus, and handed nothing over."""
+        march = self.play.cohort.march
+        assert march is not None
+        failed = [row["text"] for row in self.play.rows("events") if row["kind"] == "checkpoint_failed"]
+        left = [march.world.where(rank) for rank, seat in march.world.ranks.items() if seat.state != "dead"]
+        return self.play.config.collective and all(any(who in text for text in failed) for who in left)
 
     def _after_a_crash(self) -> None:
         """A new controller knows what is in the database only: is that what others were told?"""

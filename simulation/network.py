@@ -1,14 +1,16 @@
 """What is between ranks that sum among themselves: communicators, as the simulator plays them (design section 7).
 
 A collective needs every member of its communicator. It begins once all of them are in; whoever is dead, stopped or gone
-by then holds up all that have not finished, for ever: only an abort, or their own patience, gets them out. Ranks finish
-one after the other, so that some may have a sum that others never get.
+by then holds up all that have not finished, for ever: only an abort, or their own patience, gets them out; or, where
+that is to be so (``notice_seconds``), the news that a process at the other end is gone. Ranks finish one after the
+other, so that some may have a sum that others never get.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -25,14 +27,23 @@ SKEW = 0.1
 """of a collective's duration, from one rank's end to the next one's"""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank in a collective, and what it does when it has the result, or there will be none."""
+
+    played: PlayedRank
+    done: Callable[[Meeting], None]
+    lost: Callable[[str], None]
+
+
 @dataclass(eq=False, slots=True)
 class Meeting:
     """One collective of one communicator."""
 
     ranks: tuple[int, ...]
     seconds: float
-    inside: dict[int, tuple[PlayedRank, Callable[[Meeting], None]]] = field(default_factory=dict)
-    """who is in, and what it does at the end"""
+    inside: dict[int, Part] = field(default_factory=dict)
+    """who is in"""
     finished: set[int] = field(default_factory=set)
     brought: dict[int, Packed] = field(default_factory=dict)
     begun: bool = False
@@ -45,8 +56,8 @@ class Meeting:
         """Whether this rank does its part or has done it."""
         if rank in self.finished:
             return True
-        played = self.inside[rank][0] if rank in self.inside else None
-        return played is not None and played.alive and not played.held
+        part = self.inside.get(rank)
+        return part is not None and part.played.alive and not part.played.held
 
 
 class Network:
@@ -56,6 +67,9 @@ class Network:
         """Sums weigh, and take as long, as those of the ``plane``."""
         self.sums: dict[tuple[int, int], Sum] = {}
         """by round and attempt: what was summed, whoever has it"""
+        self.notice_seconds: float | None = None
+        """after which ranks in a collective find out that a member's process is gone; none: never"""
+        self._gone: set[int] = set()
         self._stage = stage
         self._plane = plane
         self._made = 0
@@ -70,14 +84,15 @@ class Network:
         self,
         where: tuple[bytes, Hashable],
         ranks: tuple[int, ...],
-        played: PlayedRank,
-        done: Callable[[Meeting], None],
+        part: Part,
         packed: Packed | None = None,
     ) -> None:
-        """Take part in a collective (a communicator's identity, and which of its collectives); ``done`` once the rank
-        has its result."""
+        """Take part in a collective: a communicator's identity, and which of its collectives."""
+        played = part.played
         meeting = self._meetings.setdefault(where, Meeting(ranks, max(SECONDS, self._plane.fixed_seconds or 0.0)))
-        meeting.inside[played.rank] = played, done
+        meeting.inside[played.rank] = part
+        if self._gone & set(ranks):
+            self._notice(meeting, played.rank)
         if packed is not None:
             meeting.brought[played.rank] = packed
         if len(meeting.inside) == len(ranks):
@@ -88,6 +103,14 @@ class Network:
         meeting = self._meetings.get(where)
         if meeting is not None and rank not in meeting.finished:
             meeting.inside.pop(rank, None)
+
+    def gone(self, rank: int) -> None:
+        """The process of a rank has ended."""
+        self._gone.add(rank)
+        for meeting in self._meetings.values():
+            if rank in meeting.ranks:
+                for other in sorted(meeting.inside.keys() - meeting.finished - {rank}):
+                    self._notice(meeting, other)
 
     def poke(self) -> None:
         """Somebody runs again who was stopped."""
@@ -118,5 +141,14 @@ class Network:
         if rank in meeting.finished or not all(map(meeting.holds, meeting.ranks)):
             return
         meeting.finished.add(rank)
-        _, done = meeting.inside[rank]
-        done(meeting)
+        meeting.inside[rank].done(meeting)
+
+    def _notice(self, meeting: Meeting, rank: int) -> None:
+        if self.notice_seconds is not None:
+            self._stage.after(self.notice_seconds, self._fail, meeting, rank, order=rank)
+
+    @staticmethod
+    def _fail(meeting: Meeting, rank: int) -> None:
+        part = meeting.inside.get(rank)
+        if part is not None and rank not in meeting.finished:
+            part.played.when_running(partial(part.lost, "a peer closed its connection"))

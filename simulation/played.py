@@ -123,6 +123,7 @@ class PlayedRank:
     def alive(self, alive: bool) -> None:
         if self._alive and not alive:
             self.setting.meter.gone(self.rank)
+            self.setting.network.gone(self.rank)
         self._alive = alive
 
     @property

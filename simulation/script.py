@@ -5,7 +5,8 @@
                          divergence and lr (that ranks report); local (tensors that are not averaged); checkpoint_error
                          (why none can be written); settle (rounds left out of the figures); dice (the seed of all that
                          is random); wires (1: an ordeal, simulation/ordeal.py), and of it inbox, linger, down (s);
-                         score (seconds that scoring takes)
+                         score (seconds that scoring takes), notice (seconds after which ranks that sum find out that
+                         the process of one is gone; default: never)
     host NAME MS [MS ...] [OPTION=VALUE ...]
                          a host that dials in at once, one rank for each ms a batch; options: data_ms, fill_ms, jitter,
                          drift, drift_seconds, phase, uplink_mbit, latency_ms
@@ -55,7 +56,7 @@ STAGE_KEYS = frozenset(
     {
         *("samples", "reduce", "model_mb", "uplink_mbit", "controller_mbit", "latency_ms", "memory_gbs"),
         *("settle", "dice", "divergence", "lr", "local", "checkpoint_error", "wires", "inbox", "linger", "down"),
-        "score",
+        *("score", "notice"),
     }
 )
 PACE_OPTIONS = frozenset({"data_ms", "fill_ms", "jitter", "drift", "drift_seconds", "phase"})
@@ -229,6 +230,7 @@ class Script:
             play.plane.fixed_seconds = self.number("reduce", 0.0)
         play.divergence = self.number("divergence", 0.0)
         play.score_seconds = self.number("score", 0.0)
+        play.network.notice_seconds = float(self.run["notice"]) if "notice" in self.run else None
         play.lr = float(self.run["lr"]) if "lr" in self.run else None
         play.checkpoint_error = self.run.get("checkpoint_error", "")
         play.layout += [LOCAL_TENSOR] * int(self.number("local", 0))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from simulation.network import Meeting
+from simulation.network import Meeting, Part
 from simulation.rounds import F32_BYTES, Sum
 from wire.messages import (
     AbortSession,
@@ -58,6 +58,8 @@ class Syncing:
         self._played = played
         self._session: NewSession | None = None
         self._joined = False
+        self._void = -1
+        """the controller ended this session and all older ones, and needs not hear that they failed"""
 
     def hears(self, message: Message) -> bool:
         """Inside of a collective a rank hears only what ends it; all else waits for that."""
@@ -67,6 +69,7 @@ class Syncing:
         """Do what the controller says."""
         match message:
             case RequestSessionId(generation=generation):
+                self._void = max(self._void, generation - 1)
                 if self._session is not None and self._session.generation < generation:
                     self.drop()
                 if self.mute:
@@ -74,9 +77,11 @@ class Syncing:
                     return
                 identity = self._played.setting.network.identity(self._played.rank)
                 self._say(SessionIdGenerated(generation, identity))
-            case NewSession():
+            case NewSession(generation=generation):
+                self._void = max(self._void, generation - 1)
                 self._join(message)
             case AbortSession(generation=generation):
+                self._void = max(self._void, generation)
                 if self._session is not None and self._session.generation <= generation:
                     self.drop()
             case SyncNow():
@@ -99,7 +104,7 @@ class Syncing:
         """Average with the others what was packed."""
         session = self._session
         if session is None or not self._joined or session.generation != order.generation:
-            self._say(SessionLost(order.generation, f"this rank is not in session {order.generation}"))
+            self._say_lost(order.generation, f"this rank is not in session {order.generation}")
         elif self.broken:
             self.broken -= 1
             self._lose("ncclRemoteError: a peer closed its connection")
@@ -128,21 +133,26 @@ class Syncing:
         played, where = self._played, (session.id, what)
         self.inside = where
         played.setting.stage.after(patience, self._give_up, where, patience, order=played.rank)
-        played.setting.network.enter(where, tuple(session.ranks), played, done, packed)
+        lost = partial(self._lose_in, where)
+        played.setting.network.enter(where, tuple(session.ranks), Part(played, done, lost), packed)
 
     def _give_up(self, where: tuple[bytes, Hashable], patience: float) -> None:
         if self.inside == where:
-            self._played.when_running(partial(self._late, where, patience))
+            self._played.when_running(partial(self._lose_in, where, f"nothing within {patience:g} s"))
 
-    def _late(self, where: tuple[bytes, Hashable], patience: float) -> None:
+    def _lose_in(self, where: tuple[bytes, Hashable], reason: str) -> None:
         if self.inside == where:
-            self._lose(f"nothing within {patience:g} s")
+            self._lose(reason)
 
     def _lose(self, reason: str) -> None:
         session = self._session
         assert session is not None
         self.drop()
-        self._say(SessionLost(session.generation, reason))
+        self._say_lost(session.generation, reason)
+
+    def _say_lost(self, generation: int, reason: str) -> None:
+        if generation > self._void:
+            self._say(SessionLost(generation, reason))
 
     def _has_joined(self, meeting: Meeting) -> None:
         assert self._session is not None

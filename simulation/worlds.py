@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 from backend.core.config import MODES
+from simulation.collective_ordeals import world_in_sessions
 from simulation.script import Act, HostLine, Script
 
 MOST_BATCHES = 1500
@@ -54,7 +55,7 @@ def draw(seed: int) -> Script:
     script.run = {key: str(value) for key, value in run.items()}
     script.acts = list(_acts(dice, script, batches * epochs))
     _spoil(random.Random(f"{seed}/nan"), script)
-    return script
+    return world_in_sessions(seed, script)
 
 
 def _hosts(dice: random.Random, ranks: int, base: float) -> Iterator[HostLine]:

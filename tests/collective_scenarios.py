@@ -162,7 +162,7 @@ def many_rounds_grow_nothing(directory: Path, device: str, rounds: int, wide: in
             assert {name: late[name] for name in late if name not in ("rss", "used")} == {
                 name: early[name] for name in early if name not in ("rss", "used")
             }
-            if "PYTEST_XDIST_WORKER" not in os.environ:  # the GPU's figure is everybody's, other tests' too
+            if "PYTEST_XDIST_WORKER" not in os.environ:  # else others use the GPU, too
                 assert late.get("used", 0) - early.get("used", 0) < 32 << 20
 
 
