@@ -29,6 +29,8 @@ from benchmarks.processes import machine
 MILLIONS = {"cuda": "25,250", "cpu": "0.25,2.5"}
 """of parameters"""
 MEMORY_MILLIONS = {"cuda": 25.0, "cpu": 0.25}
+LARGE = 100_000_000
+"""parameters from which on a turn is two repetitions at most"""
 CONTENDERS = ("ours", "bare", "torch")
 WARM_UP = 3
 """repetitions that do not count"""
@@ -95,7 +97,8 @@ def _one_size(ranks: Ranks, params: int, options: argparse.Namespace) -> dict[st
     for repeat in repeats.values():
         repeat(WARM_UP)
     splits.clear()
-    turns = alternate(repeats, Turns(options.turns, options.times, options.again))
+    times = min(options.times, 2) if params >= LARGE else options.times
+    turns = alternate(repeats, Turns(options.turns, times, options.again))
     found = {name: summary(seconds) for name, seconds in turns.pop("seconds").items()}
     median = {name: figures["median_ms"] for name, figures in found.items()}
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,7 +162,8 @@ def many_rounds_grow_nothing(directory: Path, device: str, rounds: int, wide: in
             assert {name: late[name] for name in late if name not in ("rss", "used")} == {
                 name: early[name] for name in early if name not in ("rss", "used")
             }
-            assert late.get("used", 0) - early.get("used", 0) < 32 << 20  # others may use the GPU, too
+            if "PYTEST_XDIST_WORKER" not in os.environ:  # else others use the GPU, too
+                assert late.get("used", 0) - early.get("used", 0) < 32 << 20
 
 
 def ranks_leave_as_they_like(directory: Path, device: str, sessions: int) -> None:

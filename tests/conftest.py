@@ -16,6 +16,8 @@ settings.load_profile("patient")
 
 # Tests run beside one another: the threads of one torch would only wait for those of the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Sessions that are aborted on purpose would each leave a page of C++ frames behind the summary.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 os.environ["PYTHONPATH"] = module_path(*map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))))
 
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

@@ -121,7 +121,7 @@ class Driver:
         self.flat.gather()
         base = self.collective.consensus()
         assert base is not None
-        return checksum(self.flat.vector), checksum(base)
+        return int(checksum(self.flat.vector)), int(checksum(base))
 
     def resources(self) -> dict[str, int]:
         gc.collect()
@@ -182,14 +182,16 @@ class Answer:
 class Member:
     """A process, as the test sees it."""
 
-    def __init__(self, rank: int, device: str, wide: int, directory: Path) -> None:
+    def __init__(self, rank: int, device: str, wide: int, directory: Path, *, shared: bool = False) -> None:
+        """``shared``: other members have the same GPU."""
         self.rank = rank
+        self.device = device
         context = multiprocessing.get_context("spawn")
         self._orders, theirs = context.Pipe()
         their_words, self._words = context.Pipe(duplex=False)
         arguments = (rank, device, wide, str(directory), theirs, their_words)
         self.process = context.Process(target=drive, args=arguments, daemon=True)
-        with _environment(ON_ONE_GPU | {"NCCL_HOSTID": f"party-{os.getpid()}-{rank}"} if device != "cpu" else {}):
+        with _environment(ON_ONE_GPU | {"NCCL_HOSTID": f"party-{os.getpid()}-{rank}"} if shared else {}):
             self.process.start()
         theirs.close()
         their_words.close()
@@ -239,12 +241,24 @@ class Party:
     """Members of one cohort."""
 
     def __init__(self, directory: Path, device: str, count: int, *, wide: int = 1000) -> None:
+        """``device`` is cpu or cuda: a GPU for each member where there are enough, else one for all."""
         self.generation = -1
-        self._make = lambda rank: Member(rank, device, wide, directory)
-        self.members = [self._make(rank) for rank in range(count)]
+        self.members: list[Member] = []
+        self._gpus = torch.cuda.device_count() if device == "cuda" else 0
+        self._shared = 0 < self._gpus < count
+        self._make = lambda rank: Member(rank, self._device(), wide, directory, shared=self._shared)
+        for rank in range(count):
+            self.members.append(self._make(rank))
         self._next = count
         for member in self.members:
             assert not member.hear().error
+
+    def _device(self) -> str:
+        """For the next member."""
+        if not self._gpus:
+            return "cpu"
+        taken = {member.device for member in self.members if member.process.is_alive() and not self._shared}
+        return next(f"cuda:{gpu}" for gpu in range(self._gpus) if f"cuda:{gpu}" not in taken)
 
     def session(self, members: Sequence[Member] | None = None) -> list[str]:
         """A new one of these or all; answers the transports."""

@@ -20,8 +20,8 @@ def norm_squares(vector: Tensor) -> Tensor:
     return total
 
 
-def checksum(vector: Tensor) -> str:
-    """16 hex digits over the bits of (n,) f32 values: equal bits, equal text, and in practice only then.
+def checksum(vector: Tensor) -> Tensor:
+    """One int64 over the bits of (n,) f32 values, on their device: equal bits, equal number, and in practice only then.
 
     The bits are added up as integers by the rows and by the columns of a table; every sum is scrambled by where it
     stands before all are added. It is no defence against somebody who means harm.
@@ -32,7 +32,12 @@ def checksum(vector: Tensor) -> str:
     table, rest = pairs[:whole].view(-1, _ROW), pairs[whole:]
     total = _scrambled(table.sum(dim=1), 1) + _scrambled(table.sum(dim=0), 2) + _scrambled(rest, 3)
     total += vector[even:].view(torch.int32).sum(dtype=torch.int64)
-    return f"{int(total) % (1 << 64):016x}"
+    return total
+
+
+def as_text(total: int) -> str:
+    """A checksum as 16 hex digits."""
+    return f"{total % (1 << 64):016x}"
 
 
 def _scrambled(sums: Tensor, salt: int) -> Tensor:

@@ -3,7 +3,7 @@
 With ``live`` the flat vector that the model lives in, one sync is at most three collectives, the last two as one:
 
     COUNT    int64 sum of every rank's steps, and of a flag from each whose values are not finite
-    PARAM    spare = sum of live * f32(steps ** gamma / total mass)     unless nobody worked
+    PARAM    spare = sum of live * f32(steps ** gamma / total mass)     unless nobody worked (behaviour H3)
     BUFFER   spare = sum of live * f32(1 / movers), idle ranks 0        where the model has f32 buffers
 
 ``live`` is only read until every rank has its sum; adopting copies ``spare`` into it and swaps ``spare`` with ``base``,
@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from wire import arithmetic
-from wire.mass import gamma_mass, is_realized, mover_mass
+from wire.mass import gamma_mass, is_realized
 from worker.adoption import AdoptResult
-from worker.checksum import checksum, norm_squares
+from worker.checksum import as_text, checksum, norm_squares
 from worker.communicator import Communicator, Part
 from worker.flat import FlatModel
 from worker.sessions import Place
@@ -74,9 +74,12 @@ class Collective:
         self._gamma = gamma
         self._base: Tensor | None = None
         self._spare = torch.empty(0)
-        self._spoilt: Spoilt | None = None
+        self._largest: Tensor | None = None
+        """the largest size among this rank's values, which is finite if all are"""
         self._summed: Summed | None = None
         self._sequence = 0
+        self._entered: list[tuple[object, ...]] = []
+        """collectives that may be under way"""
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -88,26 +91,26 @@ class Collective:
 
     @torch.no_grad()
     def prepare(self, steps: int) -> None:
-        """Have the values in the vector; those of a rank that worked are looked at, whether they are finite."""
+        """Have the values in the vector; those of a rank that worked are looked at, whether they are finite. The device
+        may still be at it."""
         self.flat.gather()
-        self._spoilt = None
-        if steps and not math.isfinite(float(norm_squares(self.flat.vector))):
-            self._spoilt = self._search()
+        self._largest = torch.linalg.vector_norm(self.flat.vector, math.inf) if steps else None
 
     @torch.no_grad()
     def sum(self, session: Communicator, place: Place, steps: int, name: SyncName) -> Summed | Spoilt:
         """Sum with the others. Raises ``Aborted``, ``SessionError``; what the model holds is untouched then, too."""
-        self._summed, self._sequence = None, 0
-        worked, bad = self._count(session, place, steps, name)
+        self._summed, self._sequence, self._entered = None, 0, []
+        counts = self._count(session, place, steps, name)
+        # A rank that worked knows that somebody did. It waits for nothing here, since each wait costs it a turn of a
+        # device that it shares.
+        if steps or int(self._awaited(session, counts)[: place.size].sum()):
+            self._average(session, name, self._factors(counts[: place.size], place.index) if steps else {})
+        found = self._awaited(session, counts).tolist()
+        worked, bad = found[: place.size], found[place.size :]
         if any(bad):
-            return self._spoilt or Spoilt()
-        masses = [gamma_mass(one, self._gamma) for one in worked]
-        movers = sum(map(mover_mass, worked))
-        mass, moved = sum(masses), 0
-        if is_realized(mass):
-            moved = 4 * self.flat.arena.elements
-            weights = {"PARAM": masses[place.index] / mass, "BUFFER": mover_mass(steps) / movers}
-            self._average(session, name, weights)
+            return self._search() or Spoilt()
+        mass = sum(gamma_mass(one, self._gamma) for one in worked)
+        moved = 4 * self.flat.arena.elements if is_realized(mass) else 0
         self._summed = Summed(sum(worked), mass, moved)
         return self._summed
 
@@ -131,10 +134,11 @@ class Collective:
         live.copy_(after)
         self.flat.scatter()
         self._base, self._spare = after, unused
-        text = checksum(after) if hashed else ""
-        pre, delta, post = (
-            torch.stack(squares).sqrt().tolist()
-        )  # waits for the device: the next batch is timed from here
+        check = checksum(after) if hashed else torch.zeros_like(squares[0], dtype=torch.int64)
+        # One copy, for which the device is waited for: the next batch is timed from its end (M21).
+        numbers = torch.cat((torch.stack(squares).view(torch.int64), check.reshape(1))).cpu()
+        pre, delta, post = numbers[:3].view(torch.float64).sqrt().tolist()
+        text = as_text(int(numbers[3])) if hashed else ""
         return AdoptResult(delta / post if post > _NOTHING else 0.0, pre, post, text)
 
     def consensus(self) -> Tensor | None:
@@ -144,32 +148,49 @@ class Collective:
 
     # ------------------------------------------------------------------------------------------- the collectives
 
-    def _count(self, session: Communicator, place: Place, steps: int, name: SyncName) -> tuple[list[int], list[int]]:
-        values = [0] * (2 * place.size)
+    def _count(self, session: Communicator, place: Place, steps: int, name: SyncName) -> Tensor:
+        """Steps of each rank, then for each whether its values are not finite."""
+        values = torch.zeros(2 * place.size, dtype=torch.int64, device=self.flat.device)
         values[place.index] = steps
-        values[place.size + place.index] = int(self._spoilt is not None)
-        counts: list[int] = []
-        self._enter(name, "COUNT", len(values), lambda: counts.extend(session.count(values)))
-        return counts[: place.size], counts[place.size :]
+        if self._largest is not None:
+            values[place.size + place.index] = self._largest.isfinite().logical_not()
+        self._enter(name, "COUNT", values.numel())
+        return session.count(values)
 
-    def _average(self, session: Communicator, name: SyncName, weights: dict[str, float]) -> None:
+    def _factors(self, worked: Tensor, index: int) -> dict[str, Tensor]:
+        """What this rank's values weigh, computed where they are. (``gamma_mass`` and ``mover_mass`` for each.)"""
+        moved = worked > 0
+        masses = torch.where(moved, worked.double().pow(self._gamma), 0.0)
+        weights = {"PARAM": masses[index] / masses.sum(), "BUFFER": moved[index].double() / moved.sum()}
+        return {kind: weight.float() for kind, weight in weights.items()}
+
+    def _average(self, session: Communicator, name: SyncName, factors: Mapping[str, Tensor]) -> None:
+        """Without a factor, this rank contributes nothing."""
         live, border = self.flat.vector, self.flat.params
         sections = {"PARAM": slice(0, border), "BUFFER": slice(border, live.numel())}
         chosen = {kind: section for kind, section in sections.items() if section.start < section.stop}
-        parts = [Part(live[each], self._spare[each], weights[kind]) for kind, each in chosen.items()]
-        elements = sum(part.source.numel() for part in parts)
-        self._enter(name, " and ".join(chosen), elements, lambda: session.average(parts))
+        parts = [Part(live[each], self._spare[each], factors.get(kind)) for kind, each in chosen.items()]
+        self._enter(name, " and ".join(chosen), sum(part.source.numel() for part in parts))
+        session.average(parts)
 
-    def _enter(self, name: SyncName, kind: str, elements: int, collective: Callable[[], None]) -> None:
+    def _awaited(self, session: Communicator, counts: Tensor) -> Tensor:
+        """The counts on the CPU, once everything that was begun is complete."""
+        session.wait()
+        while self._entered:
+            logger.debug("round %s.%s session %s #%s: exit %s of %s", *self._entered.pop(0))
+        return counts.cpu()
+
+    def _enter(self, name: SyncName, kind: str, elements: int) -> None:
         """Who stands where in a run that hangs, the log tells."""
         self._sequence += 1
         where = (name.round, name.attempt, name.generation, self._sequence, kind, elements)
         logger.debug("round %s.%s session %s #%s: enter %s of %s", *where)
-        collective()
-        logger.debug("round %s.%s session %s #%s: exit %s of %s", *where)
+        self._entered.append(where)
 
     def _search(self) -> Spoilt | None:
-        """The first element that is not finite; none where squares overflowed only."""
+        """The first element of this rank's that is not finite; none where another's is not."""
+        if self._largest is None or math.isfinite(float(self._largest)):
+            return None
         live = self.flat.vector
         for start in range(0, live.numel(), _SEARCHED):
             block = live[start : start + _SEARCHED]

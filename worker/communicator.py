@@ -68,25 +68,24 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``target`` becomes the sum of the ranks' ``factor * source``; (n,) f32 each. ``source`` stays as it is.
-
-    A factor of 0 contributes zeros, whatever ``source`` holds.
-    """
+    """``target`` becomes the sum of the ranks' ``factor * source``; (n,) f32 each. ``source`` stays as it is."""
 
     source: Tensor
     target: Tensor
-    factor: float
+    factor: Tensor | None
+    """one f32 on the device, which may still be under way there; none contributes zeros, whatever ``source`` holds"""
 
 
 class Communicator(Protocol):
-    """The living ranks of one session. Belongs to the training thread."""
+    """The living ranks of one session. Belongs to the training thread. What is asked for may only have begun when the
+    call returns, in order on the device's stream; ``wait`` ends with it."""
 
     @property
     def transport(self) -> str:
         """For people: library, release and interface."""
         ...
 
-    def count(self, values: Sequence[int]) -> list[int]:
+    def count(self, values: Tensor) -> Tensor:
         """Sum int64 vectors of one length, element by element. Raises ``Aborted``, ``SessionError``."""
         ...
 
@@ -94,6 +93,10 @@ class Communicator(Protocol):
         """Sum these, at once where the library can; all ranks get the same bits. Every rank gives as many parts, of the
         same sizes. Raises ``Aborted``, ``SessionError``; the targets hold anything then.
         """
+        ...
+
+    def wait(self) -> None:
+        """Everything that was asked for is complete on return. Raises ``Aborted``, ``SessionError``."""
         ...
 
     def abort(self) -> None:

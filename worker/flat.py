@@ -34,7 +34,7 @@ class Stretch:
 
 
 class FlatModel:
-    """One model's. ``vector`` is (elements + gaps,) f32: parameters up to ``params``, then buffers. Gaps are 0."""
+    """One model's ``vector``, (elements + gaps,) f32: parameters up to ``params``, then buffers; gaps hold 0."""
 
     def __init__(self, arena: Arena, device: torch.device) -> None:
         self.arena = arena
@@ -76,9 +76,8 @@ class FlatModel:
     def fill(self, vector: Tensor, values: FloatArray) -> None:
         """Write values in arena order, (arena elements,), into a vector like this one."""
         for stretch in self.stretches:
-            vector[stretch.vector].copy_(
-                torch.from_numpy(values[stretch.arena].copy())
-            )  # torch dislikes read-only ones
+            own = values[stretch.arena].copy()  # torch takes none that cannot be written
+            vector[stretch.vector].copy_(torch.from_numpy(own))
 
     def in_arena_order(self, vector: Tensor) -> Tensor:
         """A copy on the CPU, (arena elements,), of a vector like this one."""

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 import torch.distributed
@@ -69,7 +68,7 @@ class GlooLibrary:
         group, sockets = joining.result()
         made = GlooCommunicator(group, sockets, guard, f"gloo on {self.interface}")
         try:
-            if made.count([1], guard.join_seconds) != [size]:
+            if made.count(torch.ones(1, dtype=torch.int64), guard.join_seconds).tolist() != [size]:
                 raise SessionError("the first sum of the session is wrong; do all ranks run the same torch?")
         except BaseException:
             made.abort()
@@ -91,23 +90,25 @@ class GlooCommunicator:
         self._guard = guard
         self._work: Any = None
 
-    def count(self, values: Sequence[int], seconds: float | None = None) -> list[int]:
+    def count(self, values: Tensor, seconds: float | None = None) -> Tensor:
         """See ``Communicator``."""
         self._guard.check()
-        vector = torch.tensor(list(values), dtype=torch.int64)
+        vector = values.clone()
         self._sum(vector, "the count", seconds)
-        found: list[int] = vector.tolist()
-        return found
+        return vector
 
     def average(self, parts: Sequence[Part]) -> None:
         """See ``Communicator``. gloo sums in place, so the weighted values are written to the targets first."""
         self._guard.check()
         for part in parts:
-            if part.factor:
-                torch.mul(part.source, float(np.float32(part.factor)), out=part.target)
-            else:
+            if part.factor is None:
                 part.target.zero_()
+            else:
+                torch.mul(part.source, part.factor, out=part.target)
             self._sum(part.target, "the sum", None)
+
+    def wait(self) -> None:
+        """See ``Communicator``. Here every sum is complete when it returns."""
 
     def abort(self) -> None:
         """See ``Communicator``."""

@@ -21,7 +21,7 @@ SUCCESS, IN_PROGRESS = 0, 7
 INT64, FLOAT32 = 4, 7
 SUM = 0
 ID_BYTES = 128
-_HOST_IMMEDIATE = 1
+_ON_DEVICE = 0
 _MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21400
 _UNSET = -(2**31)
 _LOADED = re.compile(r"\s(/\S*lib[nr]ccl\.so\S*)$", re.MULTILINE)
@@ -94,14 +94,11 @@ class Nccl:
         self._check(what, state.value, handle)
         return state.value == IN_PROGRESS
 
-    def weighted_sum(self, handle: c_void_p, factor: float) -> int:
-        """An operation that multiplies this rank's f32 elements by ``factor`` before they are summed."""
-        operation, scalar = c_int(), ctypes.c_float(factor)
-        self._call(
-            "ncclRedOpCreatePreMulSum",
-            byref(operation), ctypes.addressof(scalar), FLOAT32, _HOST_IMMEDIATE, handle,
-            handle=handle,
-        )  # fmt: skip
+    def weighted_sum(self, handle: c_void_p, factor: int) -> int:
+        """An operation that multiplies this rank's f32 elements before they are summed, by the f32 on the device at
+        address ``factor``, as it is when the sum begins there."""
+        operation = c_int()
+        self._call("ncclRedOpCreatePreMulSum", byref(operation), factor, FLOAT32, _ON_DEVICE, handle, handle=handle)
         return operation.value
 
     def forget(self, handle: c_void_p, operation: int) -> None:

@@ -47,7 +47,10 @@ class NcclLibrary:
         made = NcclCommunicator(library, handle, self.device, guard, f"NCCL {library.version}{where}")
         try:
             made.settle("joining the session", guard.join_seconds)
-            if made.count([1], guard.join_seconds) != [size]:
+            ones = torch.ones(1, dtype=torch.int64, device=self.device)
+            total = made.count(ones, guard.join_seconds)
+            made.wait(guard.join_seconds)
+            if total.tolist() != [size]:
                 raise SessionError("the first sum of the session is wrong; do all ranks run the same NCCL?")
         except BaseException:
             made.abort()
@@ -72,27 +75,41 @@ class NcclCommunicator:
         self._handle: c_void_p | None = handle
         self._device = device
         self._guard = guard
+        self._operations: list[tuple[int, Tensor]] = []
+        """of sums under way, with the factors that they read"""
 
-    def count(self, values: Sequence[int], seconds: float | None = None) -> list[int]:
+    def count(self, values: Tensor, seconds: float | None = None) -> Tensor:
         """See ``Communicator``."""
-        self._guard.check()
-        source = torch.tensor(list(values), dtype=torch.int64, device=self._device)
-        target = torch.empty_like(source)
-        self._sum([_Sum(source, target, INT64, SUM)], "the count", seconds)
-        found: list[int] = target.tolist()
-        return found
+        target = torch.empty_like(values)
+        self._enqueue([_Sum(values, target, INT64, SUM)], "the count", seconds)
+        return target
 
     def average(self, parts: Sequence[Part]) -> None:
         """See ``Communicator``. One launch for all: between ranks that share a GPU each launch waits for its turn."""
-        self._guard.check()
-        handle = self._live()
         sums = []
         for part in parts:
-            source = part.source if part.factor else part.target.zero_()
-            sums.append(_Sum(source, part.target, FLOAT32, self._nccl.weighted_sum(handle, part.factor)))
-        self._sum(sums, "the sum", None)
-        for one in sums:
-            self._nccl.forget(handle, one.operation)
+            if part.factor is None:
+                sums.append(_Sum(part.target.zero_(), part.target, FLOAT32, SUM))
+                continue
+            operation = self._nccl.weighted_sum(self._live(), part.factor.data_ptr())
+            self._operations.append((operation, part.factor))
+            sums.append(_Sum(part.source, part.target, FLOAT32, operation))
+        self._enqueue(sums, "the sum", None)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """See ``Communicator``."""
+        handle, done = self._live(), torch.cuda.current_stream(self._device).record_event()
+
+        def complete() -> bool:
+            if done.query():
+                return True
+            self._nccl.in_progress(handle, "the sum")  # a peer that is gone is an error here
+            return False
+
+        self._guard.wait(complete, self._guard.collective_seconds if seconds is None else seconds, "the sum")
+        operations, self._operations = self._operations, []
+        for operation, _ in operations:
+            self._nccl.forget(handle, operation)
 
     def settle(self, what: str, seconds: float) -> None:
         """Wait until a call that did not block is through."""
@@ -107,24 +124,14 @@ class NcclCommunicator:
         stuck = f"NCCL did not give its communicator up within {ABORT_SECONDS:g} s; this rank's GPU may hang"
         bounded(lambda: self._nccl.abort(handle), ABORT_SECONDS, stuck)
 
-    def _sum(self, sums: Sequence[_Sum], what: str, seconds: float | None) -> None:
-        handle = self._live()
-        seconds = self._guard.collective_seconds if seconds is None else seconds
-        stream = torch.cuda.current_stream(self._device)
+    def _enqueue(self, sums: Sequence[_Sum], what: str, seconds: float | None) -> None:
+        self._guard.check()
+        handle, stream = self._live(), torch.cuda.current_stream(self._device).cuda_stream
         with self._nccl.group():
             for one in sums:
                 where, kind = (one.source.data_ptr(), one.target.data_ptr()), (one.datatype, one.operation)
-                self._nccl.all_reduce(handle, where, one.source.numel(), kind, stream.cuda_stream)
-        self.settle(what, seconds)
-        done = stream.record_event()
-
-        def complete() -> bool:
-            if done.query():
-                return True
-            self._nccl.in_progress(handle, what)  # a peer that is gone is an error here
-            return False
-
-        self._guard.wait(complete, seconds, what)
+                self._nccl.all_reduce(handle, where, one.source.numel(), kind, stream)
+        self.settle(what, self._guard.collective_seconds if seconds is None else seconds)
 
     def _live(self) -> c_void_p:
         if self._handle is None:

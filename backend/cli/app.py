@@ -193,7 +193,9 @@ def create_run(
     setting: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any other setting of a run.")
     ] = None,
-    mode: Annotated[str | None, typer.Option(help="cpu_cadence, cpu_sync or cpu_async.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="cpu_cadence, cpu_async, cpu_sync, nccl_cadence or nccl_sync.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="f32, bf16 or fp16: what steps are computed in.")] = None,
     epochs: Annotated[int | None, typer.Option()] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples per step, on each rank.")] = None,

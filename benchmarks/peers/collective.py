@@ -68,6 +68,7 @@ class Rank:
             torch.cuda.set_device(self.device)
             self.group = dist.new_group(backend="nccl")
         self.session = self._join(store)
+        self.factor = torch.tensor(1.0 / self.world, device=self.device)
 
     def _join(self, store: Store) -> Communicator:
         gpu = self.device.type == "cuda"
@@ -118,7 +119,8 @@ class Rank:
     def bare(self) -> None:
         """One sum of the whole vector on the session's communicator."""
         assert self.flat is not None
-        self.session.average([Part(self.flat.vector, self.target, 1.0 / self.world)])
+        self.session.average([Part(self.flat.vector, self.target, self.factor)])
+        self.session.wait()
 
     def theirs(self) -> None:
         """torch's, over its own group."""

@@ -20,7 +20,7 @@ from benchmarks.waiting import Waiting, durations
 
 THOROUGH = pytest.mark.skipif(
     not os.environ.get("MARCHLINE_TEST_THOROUGH"),
-    reason="trains through the whole product, half a minute; MARCHLINE_TEST_THOROUGH=1",
+    reason="the other parts of the benchmark, half a minute; MARCHLINE_TEST_THOROUGH=1",
 )
 
 
@@ -101,37 +101,46 @@ def test_the_tables_have_a_line_for_each_row() -> None:
     assert lines[-1] == "nccl_sync did not come to figures: it was not through in time"
 
 
-def measured(tmp_path: Path, *options: str) -> tuple[dict[str, Any], str]:
+def measured(tmp_path: Path, *options: str, seconds: float = 110) -> tuple[dict[str, Any], str]:
     target = tmp_path / "out.json"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "collective", "--device", "cpu", *options, "--json", str(target)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=seconds,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(target.read_text()), done.stdout
 
 
+SMALL = ("--ranks", "2", "--millions", "0.01", "--turns", "1", "--times", "2", "--again", "0", "--rounds", "20")
+
+
 @pytest.mark.slow
-def test_rounds_are_measured_against_sums_and_leave_nothing(tmp_path: Path) -> None:
-    options = ("--ranks", "2", "--millions", "0.01", "--turns", "1", "--times", "2", "--again", "0", "--rounds", "20")
-    found, told = measured(tmp_path, "--only", "sync,memory", *options)
+def test_rounds_are_measured_against_sums(tmp_path: Path) -> None:
+    found, told = measured(tmp_path, "--only", "sync", *SMALL)
     assert found["backend"] == "gloo"
     (row,) = found["sync"]["rows"]
     assert row["ratio"] > 0 and row["ours"]["times"] == row["bare"]["times"] == row["torch"]["times"] == 2
     assert "gloo" in row["transport"]
-    for rank in found["memory"]["rows"]:
-        assert rank["last"]["files"] <= rank["first"]["files"] + 1
     assert "| 2 | 0.01 |" in told
 
 
 @THOROUGH
 @pytest.mark.slow
-def test_a_job_trains_in_both_kinds_of_mode(tmp_path: Path) -> None:
-    small = ("--epochs", "1", "--seeds", "1", "--base-ms", "5", "--params", '{"context": 2048}', "--batch-size", "8")
-    found, told = measured(tmp_path, "--only", "training", "--modes", "nccl_cadence,cpu_cadence", *small)
-    for mode in ("nccl_cadence", "cpu_cadence"):
-        (run,) = found["training"]["modes"][mode]
-        assert run["fraction"] > 0 and run["loss"] > 0, run
+def test_memory_is_noted_from_the_first_round_to_the_last(tmp_path: Path) -> None:
+    found, told = measured(tmp_path, "--only", "memory", *SMALL)
+    for rank in found["memory"]["rows"]:
+        assert rank["last"]["files"] <= rank["first"]["files"] + 1
+    assert "Memory over 20 rounds" in told
+
+
+@THOROUGH
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_job_trains_through_the_whole_product(tmp_path: Path) -> None:
+    small = ("--epochs", "1", "--base-ms", "10", "--params", '{"width": 16}', "--batch-size", "128")
+    found, told = measured(tmp_path, "--only", "training", "--modes", "nccl_cadence", *small, seconds=220)
+    (run,) = found["training"]["modes"]["nccl_cadence"]
+    assert run["fraction"] > 0 and run["loss"] > 0, run
     assert "| nccl_cadence |" in told

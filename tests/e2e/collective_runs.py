@@ -15,11 +15,14 @@ SHARE = {"MARCHLINE_NCCL_HOSTID_PER_RANK": "1"}
 
 
 def freight(marchline: Stage, tmp: Path, hosts: dict[str, int], *, samples: int, **config: Any) -> tuple[int, Path]:
-    """A run whose ranks write down what every element was before each of their batches; it is not started."""
+    """A run whose ranks write down what every element was before each of their batches; it is not started. Each does
+    another number of batches a window, so that an average without their weights is another one."""
     ledger = tmp / "ledger.txt"
     params = {"samples": samples, "elements": 1000, "path": str(ledger)}
     quorum = sum(hosts.values())
-    settings = {"mode": "nccl_cadence", "initial_anchor": 5, "quorum": quorum, "params": params} | config
+    settings = {"mode": "nccl_cadence", "quorum": quorum, "params": params} | config
+    if settings["mode"].endswith("_cadence"):
+        settings["fixed_counts"] = [2 + 2 * rank for rank in range(quorum)]
     return marchline.create("freight.py:Freight", **settings), ledger
 
 

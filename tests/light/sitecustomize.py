@@ -26,7 +26,7 @@ class Idle(ModuleType):
         pass
 
     def disable(self, fn: Any = None, recursive: bool = True, **_: Any) -> Any:
-        return fn
+        return (lambda function: function) if fn is None else fn
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -28,6 +28,7 @@ from backend.core.vocabulary import (
     Operator,
     RankSaid,
     RelayAttached,
+    RelayHeard,
     RelayLost,
     SendRank,
     SendRelay,
@@ -40,6 +41,7 @@ from wire.messages import (
     DeclareDead,
     Exiting,
     Reject,
+    RelayHeartbeat,
     RelayHello,
     RelayWelcome,
     Shutdown,
@@ -182,6 +184,17 @@ async def test_a_rank_is_heard_only_from_its_own_relay(tmp_path: Path) -> None:
         assert "rank 2" in reason
         await core.heard(RelayLost)
     assert sum(isinstance(event, RankSaid) for event in core.events) == 1
+
+
+async def test_a_relays_heartbeat_is_its_own_and_no_ranks(tmp_path: Path) -> None:
+    core = world(HOSTS)
+    async with expecting(tmp_path, core) as (_, host):
+        await host.attach()
+        await host.control.say(RelayHeartbeat())
+        assert await core.heard(RelayHeard) == RelayHeard(1)
+        await host.control.say(RelayHeartbeat(), 1)
+        assert (await host.control.closed())[0] == 4400
+        await core.heard(RelayLost)
 
 
 @pytest.mark.parametrize("rank", [0, 0xFFFFFFFF])

@@ -44,6 +44,21 @@ def test_what_a_dead_controller_left_running_is_interrupted(open_store: Callable
     assert store.interrupt_unserved() == []
 
 
+@pytest.mark.parametrize("phase", ["done", "failed", "interrupted"])
+def test_what_was_kept_of_a_run_for_another_controller_goes_with_its_end(store: Store, phase: str) -> None:
+    run, other = store.create_run(RUN | {"phase": "training"}), store.create_run(RUN | {"phase": "training"})
+    for number in (run, other):
+        for slot in (2, 0):
+            store.write(number, "continuations", {"slot": slot, "state": {}}, durable=True).result(10)
+    store.write(run, "runs", {"phase": "forming"}, durable=True).result(10)
+    assert [row["slot"] for row in store.queries.continuations(run)] == [0, 2]
+    store.write(run, "runs", {"phase": phase, "reason": "it is over"}, durable=True).result(10)
+    assert store.queries.continuations(run) == []
+    assert len(store.queries.continuations(other)) == 2, "each to its own run"
+    assert store.interrupt_unserved() == [other]
+    assert store.queries.continuations(other) == []
+
+
 # ------------------------------------------------------------------------------------------------- tokens
 
 
