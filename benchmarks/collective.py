@@ -40,6 +40,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument("--only", default=",".join(PARTS), help="parts, of %(default)s (default: all)")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="(default: %(default)s)")
+    parser.add_argument(
+        "--gpus", type=int, help="at most; ranks share the first where there are too few (default: all)"
+    )
     parser.add_argument("--ranks", default="2,4", help="of sync (default: %(default)s)")
     parser.add_argument("--millions", help=f"of parameters, of sync (default: {MILLIONS['cuda']}; on CPUs less)")
     parser.add_argument("--turns", type=int, default=4, help="of each contender (default: %(default)s)")
@@ -54,7 +57,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     chosen = options.only.split(",")
     if unknown := [name for name in chosen if name not in PARTS]:
         raise SystemExit(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    place = layout(options.device)
+    place = layout(options.device, options.gpus)
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "torch": metadata.version("torch"),

@@ -47,9 +47,10 @@ class Layout:
         return INTERFACES | ({HOSTID_VARIABLE: "1"} if self.shared(world) else {})
 
 
-def layout(wanted: str) -> Layout:
-    """``auto`` takes the GPUs where there are any. Raises ``SystemExit`` where GPUs are wanted and missing."""
-    gpus = 0 if wanted == "cpu" else len(list_gpus())
+def layout(wanted: str, most: int | None = None) -> Layout:
+    """``auto`` takes the GPUs where there are any, at most so many. Raises ``SystemExit`` where GPUs are wanted and
+    missing."""
+    gpus = 0 if wanted == "cpu" else len(list_gpus()[:most])
     if wanted == "cuda" and not gpus:
         raise SystemExit("--device cuda: this machine has no GPU that its driver shows")
     return Layout("cuda" if gpus else "cpu", gpus)

@@ -206,8 +206,8 @@ class Collectives:
         return []
 
     def _scoring(self) -> bool:
-        march = self._march
-        return any(map(march.world.lives, march.evaluations.pending.values()))
+        """Whether a rank is at it, or another one is about to be asked since that one died."""
+        return bool(self._march.evaluations.pending)
 
     def _begin(self, reason: str, now: float) -> list[Effect]:
         """Ask a candidate for the identity of another session."""

@@ -66,7 +66,7 @@ def test_ranks_leave_as_they_like(tmp_path: Path, part: int) -> None:
 def test_a_loop_sums_over_nccl_and_hands_its_consensus_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank alone, but from its link to its model, whose one number tells whose work counts."""
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=lo")
-    ranks = cohort(tmp_path, 1, device=GPU)
+    ranks = cohort(tmp_path, 1, device="cuda:0")
     (joined,) = ranks.session()
     assert joined.transport.startswith("NCCL 2.") and joined.transport.endswith(" on lo")
     ranks.reduce(-1, initial=True)
