@@ -90,7 +90,8 @@ class SessionLaws:
             case Synced() as report if (report.round, report.attempt) == self._order and rank in self._asked:
                 self._synced[rank] = report
             case SyncRefused(round=number, attempt=attempt) if (number, attempt) == self._order:
-                self._refuse(number, rank)
+                if self._state == "live" and not self._aborted:  # else the attempt is over, and another follows
+                    self._refuse(number, rank)
             case SyncAck(round=number) if number == self._order[0]:
                 self._acked.add(rank)
             case LocalState(data=data) if data != b"local":
