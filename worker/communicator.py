@@ -19,8 +19,9 @@ JOIN_SECONDS = 60.0
 """at most, until all ranks of a session have joined"""
 COLLECTIVE_SECONDS = 600.0
 """at most, in one collective: the controller, which sees all ranks, ends one that stalls long before"""
-ABORT_SECONDS = 5.0
-"""at most, until a communicator is given up"""
+ABORT_SECONDS = 15.0
+"""at most, until a communicator is given up: half a second on a quiet host, over five where forty ranks of other
+programs had all its cores and both its GPUs"""
 _LONGEST_PAUSE = 0.001
 JOINING, ABORTING = "join session", "abort session"
 """names of threads that wait for a library"""
