@@ -90,8 +90,7 @@ class SessionLaws:
             case Synced() as report if (report.round, report.attempt) == self._order and rank in self._asked:
                 self._synced[rank] = report
             case SyncRefused(round=number, attempt=attempt) if (number, attempt) == self._order:
-                if self._state == "live" and not self._aborted:  # else the attempt is over, and another follows
-                    self._refuse(number, rank)
+                self._refuse(number, rank)
             case SyncAck(round=number) if number == self._order[0]:
                 self._acked.add(rank)
             case LocalState(data=data) if data != b"local":
@@ -223,7 +222,8 @@ class SessionLaws:
     def _refuse(self, number: int, rank: int) -> None:
         if self._refused[0] != number:
             self._refused = (number, set())
-        if not self._committed:
+        over = self._state != "live" or self._aborted  # then another attempt follows, which it will be asked for
+        if not self._committed and not over:
             self._refused[1].add(rank)
 
     def _over(self, why: str) -> None:
