@@ -15,6 +15,7 @@ optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.5)
 weight.sum().backward()
 optimizer.step()
 assert weight.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+assert torch.Generator().manual_seed(1).initial_seed() == 1  # some of torch is there only with its descriptions
 """
 COMPILE = """
 assert torch.compile(lambda x: torch.addmm(x, x, x), backend="eager")(torch.ones(2, 2)).tolist() == [[3, 3], [3, 3]]

@@ -1,9 +1,8 @@
 """On the path of the processes that tests start: it spares each of them that imports torch a part of its start.
 
-``import torch`` describes every operator to its compiler (a quarter of its time), and the first step of an optimizer
-imports that compiler (as long as torch itself), only to tell it not to look inside. No job here is compiled or built
-on the meta device, so both get modules that do nothing; whoever wants more of the compiler gets the real ones. The
-thorough run (MARCHLINE_TEST_THOROUGH=1) does without this.
+The first step of an optimizer imports torch's compiler, which takes as long as torch itself, only to tell it not to
+look inside. No job here is compiled, so it gets a module that does nothing; whoever wants more of it gets the real
+one. The thorough run (MARCHLINE_TEST_THOROUGH=1) does without this.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 COMPILER = "torch._dynamo"
-IDLE = (COMPILER, "torch._meta_registrations")
 
 
 class Idle(ModuleType):
@@ -36,7 +34,7 @@ class Idle(ModuleType):
 
 class Finder(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name in IDLE:
+        if name == COMPILER:
             return ModuleSpec(name, self, is_package=True)
         if name.startswith(f"{COMPILER}."):
             wake()
@@ -54,12 +52,10 @@ FINDER = Finder()
 
 
 def wake() -> ModuleType:
-    """The real compiler, in this one's place from now on, with what it has to know of the operators."""
+    """The real compiler, in this one's place from now on."""
     if FINDER in sys.meta_path:
         sys.meta_path.remove(FINDER)
-        for name in IDLE:
-            sys.modules.pop(name, None)
-        importlib.import_module("torch._meta_registrations")
+        sys.modules.pop(COMPILER, None)
     return importlib.import_module(COMPILER)
 
 
