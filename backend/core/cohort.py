@@ -204,16 +204,17 @@ class Cohort:
         if member is not None:
             self.liveness.heard(member.host, now)
         match message:
-            case Hello():
+            case Hello() if member is None:
                 return self.membership.hello(link, message, address, now)
-            case ProbeReport():
+            case ProbeReport() if member is None:
                 return self.membership.probed(link, message, now)
             case HostHeartbeat():
                 return []
             case Leaving(reason=reason):
                 return [*self.membership.link_lost(link, f"it left: {reason}", now), CloseLink(link, "left")]
             case _:
-                reason = f"it sent {type(message).__name__} before the world formed"
+                again = " again" if isinstance(message, Hello | ProbeReport) else ""
+                reason = f"it sent {type(message).__name__}{again} before the world formed"
                 return [*self.membership.link_lost(link, reason, now), CloseLink(link, reason)]
 
     def _judge(self, now: float) -> None:

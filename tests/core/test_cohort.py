@@ -6,9 +6,10 @@ import pytest
 from rehearsal import Rehearsal, lose_relay
 
 from backend.core.config import RunConfig
-from backend.core.vocabulary import Effect, Lagged, OpenRound, RankSaid, SendRelay
+from backend.core.vocabulary import CloseLink, Effect, End, HostSaid, Lagged, OpenRound, RankSaid, SendRelay
 from simulation.played import Packed, PlayedRank
-from wire.messages import RankReady, RequestParams, RoundCommitted
+from simulation.props import VERSIONS
+from wire.messages import Device, Hello, ProbeReport, RankReady, RequestParams, RoundCommitted
 
 
 def config(**changes: object) -> RunConfig:
@@ -348,3 +349,21 @@ def test_replicas_that_differ_end_the_run() -> None:
     play.run()
     assert play.end and play.end.phase == "failed"
     assert "Replicas differ after round 2" in play.end.reason
+
+
+class TestTheDoor:
+    @pytest.mark.parametrize("repeats", ["Hello", "ProbeReport"])
+    def test_a_member_that_begins_anew_on_its_link_gives_up_its_seat(self, repeats: str) -> None:
+        """Its link is closed; were its seat kept, the world would form with it and wait for it in vain."""
+        play = Rehearsal(config(quorum=2), samples=60)
+        for name in ("anna", "bert", "crook"):
+            play.join(name, 1.0)
+        play.run(until=0.01)
+        crook = play.hosts["crook"]
+        hello = Hello(host="crook", devices=[Device(id="cpu:0", type="cpu")], versions=VERSIONS)
+        message = hello if repeats == "Hello" else ProbeReport(layout=play.layout, dataset_size=60)
+        effects = play.feed(HostSaid(crook.link, message, crook.address))
+        assert CloseLink(crook.link, f"it sent {repeats} again before the world formed") in effects
+        assert play.cohort.snapshot(play.now)["window"]["joined_ranks"] == 2
+        assert play.operate("start") == []
+        assert play.run().end == End("done", "The epoch is trained")
