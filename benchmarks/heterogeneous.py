@@ -34,7 +34,6 @@ from benchmarks.jobs import images
 from worker.devices import list_gpus
 
 SPEEDS = {"1:1": (1, 1), "1:2.5": (1, 2.5), "1:2:4": (1, 2, 4), "1:2:4:8": (1, 2, 4, 8)}
-OURS = ("cpu_sync", "cpu_cadence", "cpu_async", "nccl_sync", "nccl_cadence")
 PEERS = {
     "ddp": "torch DDP",
     "ddp_join": "torch DDP + Join",
@@ -68,7 +67,7 @@ print(json.dumps(found))
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument("--speeds", default="1:2:4", help=f"any of {', '.join(SPEEDS)}, or all (default: %(default)s)")
-    parser.add_argument("--entries", default="all", help=f"any of {', '.join((*OURS, *PEERS))} (default: all)")
+    parser.add_argument("--entries", default="all", help=f"any of {', '.join((*MODES, *PEERS))} (default: all)")
     parser.add_argument("--devices", choices=("cpu", "cuda"), default="cpu", help="(default: %(default)s)")
     parser.add_argument("--base-ms", type=float, default=8.0, help="of the fastest rank's batch (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -127,15 +126,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _runners(options: argparse.Namespace) -> dict[str, Callable[[Task], Traces]]:
     """Title and way of each entry that was asked for. Raises ``SystemExit`` for one that does not exist."""
-    offered = (*OURS, *(ON_GPUS if options.devices == "cuda" else PEERS))
+    offered = (*MODES, *(ON_GPUS if options.devices == "cuda" else PEERS))
     names = list(offered) if options.entries == "all" else options.entries.split(",")
     unknown = [name for name in names if name not in offered]
     if unknown:
         raise SystemExit(f"no such entry on {options.devices}: {', '.join(unknown)}; there are {', '.join(offered)}")
     runners: dict[str, Callable[[Task], Traces]] = {}
     for name in names:
-        if name in OURS:
-            runners[_title(name)] = partial(run_marchline if name in MODES else _unavailable, name)
+        if name in MODES:
+            runners[_title(name)] = partial(run_marchline, name)
         else:
             module, settings = PROGRAMS.get(name, (name, {}))
             runners[PEERS[name]] = partial(run_peer, module, options.peer_python, settings)
@@ -143,7 +142,7 @@ def _runners(options: argparse.Namespace) -> dict[str, Callable[[Task], Traces]]
 
 
 def _title(name: str) -> str:
-    return f"Marchline {name}" if name in OURS else PEERS[name]
+    return f"Marchline {name}" if name in MODES else PEERS[name]
 
 
 def _against(entries: list[dict[str, Any]]) -> list[str]:
@@ -163,10 +162,6 @@ def _gpus(devices: str, ranks: int) -> int:
     if there < ranks:
         raise SystemExit(f"--devices cuda: {ranks} ranks need as many GPUs, and this machine shows {there}")
     return ranks
-
-
-def _unavailable(mode: str, _task: Task) -> Traces:
-    raise EntryFailed(f"this version has no mode {mode}")
 
 
 def _task(options: argparse.Namespace, ms: tuple[float, ...], data: Path, place: Path, gpus: int) -> Task:

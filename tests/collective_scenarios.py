@@ -12,9 +12,8 @@ from party import Party, party
 
 from wire.messages import AbortSession, NewSession
 
-LIMIT_SECONDS = 2.0 if "PYTEST_XDIST_WORKER" not in os.environ else 10.0
-"""from the controller's word to a rank that is fit for the next session; looser where other tests have the same cores
-and GPUs"""
+LIMIT_SECONDS = 2.0
+"""from the controller's word to a rank that is fit for the next session"""
 
 
 def values(group: Party, name: str) -> list[object]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from wire.errands import Message
 from wire.numbers import Amount, Count, Number
 
-ID_BYTES = 4096
-"""at most, of a session's identity"""
+MAX_ID_BYTES = 4096
+"""of a session's identity"""
 
 
 class RequestSessionId(Message, frozen=True):

@@ -29,6 +29,7 @@ from backend.core.join_admission import MAX_ERROR_TEXT, clipped
 from backend.core.liveness import SaveReason
 from backend.core.session import Session, disagreement, on_the_controllers_host, outcome
 from backend.core.vocabulary import Effect, NonFiniteValue, RoundBroken, SendRank
+from wire.collectives import MAX_ID_BYTES
 from wire.messages import (
     AbortSession,
     Message,
@@ -55,7 +56,6 @@ JOIN_SECONDS = 50.0
 that somebody did not come, the controller sees who does not even try."""
 MAX_BROKEN = 3
 """sessions in which one round may fail with nobody dead"""
-MAX_ID_BYTES = 4096
 MAX_TRANSPORT, MAX_VALUE = 120, 16
 """characters of a rank's own words, for its transport and for a value, that are shown"""
 BUSY = ("reducing", "evaluating", "saving")

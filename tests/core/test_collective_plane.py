@@ -12,7 +12,6 @@ from backend.core.collective import (
     GENERATOR_SECONDS,
     JOIN_SECONDS,
     MAX_BROKEN,
-    MAX_ID_BYTES,
     Collectives,
 )
 from backend.core.config import RunConfig
@@ -20,6 +19,7 @@ from backend.core.march import March
 from backend.core.session import Session, disagreement, on_the_controllers_host
 from backend.core.vocabulary import Effect, Lagged, RankSaid, RoundFinished, SendRank, WriteCheckpoint
 from simulation.played import PlayedHost
+from wire.collectives import MAX_ID_BYTES
 from wire.messages import (
     AbortSession,
     Evaluate,
