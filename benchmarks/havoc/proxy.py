@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 CHANNELS = ("join", "control", "data")
 DIRECTIONS = ("up", "down")
 _PIECE = 1 << 16
+_DIAL_SECONDS = 30.0
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -50,8 +51,10 @@ class Proxy:
         self._gates = {(channel, direction): _Gate() for channel in CHANNELS for direction in DIRECTIONS}
         self.release()
         self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._closed = False
         self._lock = threading.Lock()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._start(self._accept)
 
     def cut_after(self, count: int, channel: str = "data") -> int:
         """Reset this channel's connection once so many more bytes went up; how many that is from the first of all."""
@@ -82,28 +85,59 @@ class Proxy:
         self._bytes_per_second = bytes_per_second
 
     def close(self) -> None:
-        """Drop every connection."""
+        """Drop every connection; whoever dials from now on, or is just dialling, is refused or reset. Nothing of the
+        proxy runs on return."""
         self.slow(0)
         self.release()
+        with self._lock:
+            self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # closing alone leaves a thread in accept, and a host may get in
         self._listener.close()
         for each in self._sockets:
             _reset(each)
+        for thread in self._threads:
+            thread.join()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+                self._keep(client)
+                self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            server = socket.create_connection(self._target)
-            self._sockets += [client, server]
+            try:
+                server = socket.create_connection(self._target, timeout=_DIAL_SECONDS)
+            except OSError:
+                _reset(client)
+                raise
+            server.settimeout(None)
+            self._keep(server)
             first = client.recv(_PIECE)
             channel = next((name for name in CHANNELS if f"/ws/{name}".encode() in first.partition(b"\r")[0]), "join")
             server.sendall(first)
-            threading.Thread(target=self._pass, args=(server, client, channel, "down"), daemon=True).start()
+            self._start(self._pass, server, client, channel, "down")
             self._pass(client, server, channel, "up")
+
+    def _keep(self, each: socket.socket) -> None:
+        """Close it at the end. Raises ``OSError`` when that has come, and closes it at once."""
+        with self._lock:
+            if not self._closed:
+                self._sockets.append(each)
+                return
+        _reset(each)
+        raise ConnectionAbortedError("the proxy is closed")
+
+    def _start(self, act: Callable[..., None], *arguments: object) -> None:
+        """Run in a thread that ``close`` waits for. Raises ``OSError`` once that was called."""
+        thread = threading.Thread(target=act, args=arguments, daemon=True)
+        with self._lock:
+            if self._closed:
+                raise ConnectionAbortedError("the proxy is closed")
+            self._threads.append(thread)
+            thread.start()
 
     def _pass(self, source: socket.socket, target: socket.socket, channel: str, direction: str) -> None:
         gate = self._gates[channel, direction]
