@@ -220,6 +220,8 @@ class Collectives:
             return []
         if session.generation >= 0 and not session.tried:
             session.rebuilds += 1
+        if (opened := self._march.cycle.open) is not None:
+            opened.regrouped = True
         session.generation += 1
         session.state, session.generator, session.deadline = "naming", candidate, now + GENERATOR_SECONDS
         return [SendRank(candidate, RequestSessionId(session.generation))]

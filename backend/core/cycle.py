@@ -38,6 +38,8 @@ class OpenedRound:
     """attempts that failed with nobody to blame"""
     grace: float = 0.0
     """seconds that the controller was away meanwhile"""
+    regrouped: bool = False
+    """its plane had to be set up anew first, which took its time"""
     ranks: frozenset[int] = field(init=False)
     """who contributes to this attempt"""
     waiting: set[int] = field(init=False)

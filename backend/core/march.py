@@ -167,8 +167,8 @@ class March:
         return True
 
     def save_soon(self, by: str) -> list[Effect]:
-        """Save when the round at hand is closed, and go on."""
-        if self.phase == "forming":
+        """Save when the round at hand, or the first of a cohort that comes back, is closed, and go on."""
+        if self.phase == "forming" and not self.forming.holds_work:
             return [Refused("nothing_to_save", "Nothing has been trained yet.")]
         if self.ending is not None or self.stopping:
             return [Refused("already_ending", "The run is ending, and saves before it does.")]

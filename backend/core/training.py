@@ -309,8 +309,9 @@ class Training:
 
     def _sync_ms(self, opened: OpenedRound, now: float) -> float:
         """What the round cost, for the next report (D13). A round in which somebody died lasted as long as it took to
-        find out: that is no reason for longer windows, so it counts as unknown."""
-        undisturbed = opened.attempt == 0 and opened.ranks <= set(self.world.alive())
+        find out, and one after a death as long as its new session: that is no reason for longer windows, so it counts
+        as unknown."""
+        undisturbed = opened.attempt == 0 and not opened.regrouped and opened.ranks <= set(self.world.alive())
         return (now - opened.opened_at) * 1000.0 if undisturbed else 0.0
 
     def _tally(self, opened: OpenedRound, loss: float | None, now: float) -> None:

@@ -538,6 +538,18 @@ class TestSums:
         acknowledge(play, 1)
         assert play.rows("rounds")[0]["realized"] == {0: 2, 1: 2, 2: 2}
 
+    def test_the_making_of_a_session_is_no_cost_of_a_round(self) -> None:
+        """Ranks die while they train, so the next round begins with a session: no reason for longer windows."""
+        play = training((10.0,), (10.0,), (10.0,))
+        until(play, lambda: play.march.training.last_round_seconds is not None)
+        play.kill(2)
+        rounds = len(play.rows("rounds"))
+        until(play, lambda: len(play.rows("rounds")) > rounds)
+        assert play.session.rebuilds == 1 and play.rows("rounds")[-1]["attempt"] == 0
+        assert play.march.training.last_round_seconds is None
+        until(play, lambda: len(play.rows("rounds")) > rounds + 1)
+        assert play.march.training.last_round_seconds is not None
+
     def test_a_broken_session_is_tried_again_a_few_times(self) -> None:
         play = cohort(*[(10.0,)] * 3)
         play.run(until=0.06)

@@ -11,7 +11,7 @@ from rehearsal import Rehearsal
 from backend.core.cohort import Cohort
 from backend.core.config import RunConfig
 from backend.core.returning import Kept, read_kept
-from backend.core.vocabulary import Effect, HostSaid, RankSaid, SendRelay, Tick, WriteCheckpoint
+from backend.core.vocabulary import Effect, HostSaid, RankSaid, Refused, SendRelay, Tick, WriteCheckpoint
 from simulation.played import Batch, PlayedHost, PlayedRank
 from simulation.props import VERSIONS
 from simulation.rounds import Sum
@@ -319,6 +319,20 @@ def test_a_stop_while_its_cohort_comes_back_saves_before_it_ends_the_run():
     assert "somebody asked the run to stop: it ends when its cohort is back and has saved" in [
         row["text"] for row in again.rows("events")
     ]
+
+
+@pytest.mark.parametrize(("at", "round_number"), [(MIDWAY, 2), (0.13, 2)])
+def test_a_save_while_its_cohort_comes_back_is_made_at_its_next_round(at, round_number):
+    """Or before it, where the last round completed an epoch."""
+    before = killed(CONFIG, at)
+    again = Restarted(before, before.kept())
+    refused = []
+    again.at(0.02, lambda: refused.extend(again.operate("save", by="somebody")))
+    again.run()
+    assert not [each for each in refused if isinstance(each, Refused)]
+    assert again.end.phase == "done"
+    made = [row["round"] for row in again.rows("checkpoints") if row["reason"] == "asked for by somebody"]
+    assert made == [round_number]
 
 
 def test_a_stop_under_the_controller_that_was_killed_is_obeyed_by_the_next():
