@@ -313,7 +313,9 @@ class LiveRun:
         error = done.exception()
         if error is not None:
             self.tally.store_failures += 1
-            log.error("run %d: a row of %s was not committed: %s", self.run_id, table, error)
+            kept = isinstance(error, StoreError) and error.kept  # it waits in memory; the store said so, once
+            level = logging.DEBUG if kept else logging.ERROR
+            log.log(level, "run %d: a row of %s was not committed: %s", self.run_id, table, error)
             return
         row = done.result()
         if table == "runs":

@@ -13,8 +13,9 @@ whose caller is told that it failed) are tried once and dropped. Corruption is n
 
 **Doubt.** A commit that reports an error may have happened all the same (reliability F92). Every transaction
 puts a number into SQLite's file header (``user_version``); after such an error the next transaction reads it
-before it writes, so that nothing is written twice and nothing that was written counts as lost. A server has
-no such number: there a connection that breaks in a commit leaves its rows as ``outcome_unknown``.
+before it writes, so that nothing is written twice and nothing that was written counts as lost. Before a task is
+dropped the number is read, too: its caller is told what happened, or ``outcome_unknown`` where it cannot be read.
+A server has no such number: there a connection that breaks in a commit leaves its rows as ``outcome_unknown``.
 
 **Bounds.** At most ``capacity`` rows wait in memory, and a tenth more if durable; beyond that the newest is
 refused (backlog_full). ``close`` flushes within ``close_seconds``.
@@ -252,12 +253,25 @@ class Writer:
         """Give this transaction its number, once it is known whether the one in doubt was committed. 0: no numbers."""
         if not self._marks:
             return 0
+        return put_mark(connection, self._learn(connection))
+
+    def _learn(self, connection: Connection) -> int:
+        """The number of the last transaction, which tells what became of the one in doubt."""
         last = last_mark(connection)
         doubt, self._doubt = self._doubt, None
         if doubt is not None and last == doubt.mark:
             for task, outcome in doubt.outcomes:
                 task.written, task.outcome = True, outcome
-        return put_mark(connection, last)
+        return last
+
+    def _look(self) -> None:
+        """Learn it without writing; where that fails, the doubt stays."""
+        try:
+            self._connection = self._engine.connect()
+            with self._connection.begin():
+                self._learn(self._connection)
+        except Exception:
+            self._disconnect()
 
     def _perform(self, connection: Connection, task: _Task) -> Any:
         if task.written:
@@ -349,16 +363,23 @@ class Writer:
         if closing:
             self._fail(waiting, error)
             return
+        if any(not task.keep and self._in_doubt(task) for task in waiting):
+            self._look()
         for task in waiting:
             if task.durable:
-                task.settle(self._failure(task, error))
+                task.settle(self._answer(task, error))
                 task.durable = False
 
-    def _failure(self, task: _Task, error: StoreError) -> StoreError:
-        """What a waiter is told: one whose row is dropped while a commit is in doubt may find it written."""
-        if not task.keep and self._doubt is not None and task in self._doubt:
+    def _answer(self, task: _Task, error: StoreError) -> Any:
+        """What a waiter is told: the row of one who is told of a failure is kept, or is not there."""
+        if not task.keep and task.written:
+            return task.outcome
+        if not task.keep and self._in_doubt(task):
             return fault("outcome_unknown", self._where)
         return error.copy(kept=task.keep)
+
+    def _in_doubt(self, task: _Task) -> bool:
+        return self._doubt is not None and task in self._doubt
 
     def _fail(self, tasks: list[_Task], error: StoreError) -> None:
         lost = sum(task.keep for task in tasks)

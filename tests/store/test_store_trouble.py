@@ -10,13 +10,15 @@ import resource
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
 from store_cases import EVENT, RUN
 
-from backend.store import Store, StoreError
+from backend.store import Store, StoreError, engine
 from wire import failpoints
 from wire.failpoints import Point
 
@@ -298,15 +300,43 @@ def test_a_doubt_outlives_the_patience_of_those_who_wait(
     assert texts(store, run) == ["hello", "later"]
 
 
-def test_a_command_whose_commit_is_in_doubt_is_told_so(
+def test_a_command_whose_commit_reports_an_error_is_told_what_happened(
     open_store: Callable[..., Store], armed: Callable[[str], list[Point]]
 ) -> None:
     store = open_store(patience_seconds=0.0)
-    (point,) = armed("store.commit.after@1=error")
-    with pytest.raises(StoreError, match="unknown whether the rows were written") as refusal:
+    (after,) = armed("store.commit.after@1=error")
+    assert (store.create_run(RUN), after.injected) == (1, 1), "it was written"
+    (before,) = armed("store.commit.before@1=error")
+    with pytest.raises(StoreError, match="Check the disk") as refusal:
         store.create_run(RUN)
-    assert (refusal.value.code, refusal.value.kept, point.injected) == ("outcome_unknown", False, 1)
-    assert store.create_run(RUN) == 2, "it was written"
+    assert (refusal.value.code, refusal.value.kept, before.injected) == ("database_io_error", False, 1)
+    assert store.create_run(RUN) == 2, "it was not"
+    assert [row["id"] for row in store.queries.list_runs()] == [2, 1]
+
+
+def test_a_command_whose_commit_stays_in_doubt_is_told_so(
+    open_store: Callable[..., Store],
+    armed: Callable[[str], list[Point]],
+    database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another program takes the lock just then, so that nobody can look."""
+    monkeypatch.setattr(engine, "WRITER_BUSY_MS", 20)
+    store = open_store(patience_seconds=0.0)
+    run = store.create_run(RUN)
+    (point,) = armed("store.commit.after@1=error")
+
+    with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as other:
+
+        def lock(_connection: sqlite3.Connection, _record: Any) -> None:
+            other.execute("begin immediate")
+
+        event.listen(Engine, "connect", lock, once=True)
+        with pytest.raises(StoreError, match="unknown whether the rows were written") as refusal:
+            store.create_run(RUN)
+        assert (refusal.value.code, refusal.value.kept, point.injected) == ("outcome_unknown", False, 1)
+        other.execute("rollback")
+    assert store.create_run(RUN) == run + 2, "it was written"
 
 
 # ------------------------------------------------------------------------------------------------- backlog
