@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import numpy as np
 import psutil
 
+from backend.core.config import MODES
 from benchmarks import netns, recovery_words
 from benchmarks.entries import ROOT
 from benchmarks.havoc.proxy import Proxy, proxied
@@ -56,6 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of this measurement."""
     parser.add_argument("--kills", type=int, default=5, help="of each kind (default: %(default)s)")
     parser.add_argument("--only", default="all", help=f"any of {', '.join((*KINDS, 'torchrun'))} (default: all)")
+    parser.add_argument("--mode", choices=MODES, default="cpu_cadence", help="of the runs (default: %(default)s)")
     parser.add_argument("--ms", type=float, default=20.0, help="a batch, emulated (default: %(default)s)")
     parser.add_argument(
         "--save-every", type=int, default=50, help="torchrun's steps a checkpoint (default: %(default)s)"
@@ -76,7 +78,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         _pictures(place / "data")
         for kind in [kind for kind in KINDS if kind in wanted and kind not in left_out]:
             times = max(1, options.kills // 2) if kind in SLOW_KINDS else options.kills
-            ours[kind] = [_kill(kind, place, options.ms, rng) for _ in range(times)]
+            ours[kind] = [_kill(kind, place, options, rng) for _ in range(times)]
             _tell(kind, ours[kind])
         if "torchrun" in wanted:
             theirs = [_restart(place, options, rng) for _ in range(options.kills)]
@@ -86,6 +88,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "hardware": machine(),
         "load_before": load,
         "ranks": RANKS,
+        "mode": options.mode,
         "ms": options.ms,
         "batch_size": BATCH_SIZE,
         "save_every": options.save_every,
@@ -115,7 +118,7 @@ def _tell(what: str, kills: list[Kill] | list[Restart]) -> None:
 # ---------------------------------------------------------------------------------------------------- Marchline
 
 
-def _kill(kind: str, place: Path, ms: float, rng: random.Random) -> Kill:
+def _kill(kind: str, place: Path, options: argparse.Namespace, rng: random.Random) -> Kill:
     own = Path(tempfile.mkdtemp(dir=place))
     with ExitStack() as stack:
         network = stack.enter_context(netns.Network()) if kind == "cable out" else None
@@ -123,8 +126,9 @@ def _kill(kind: str, place: Path, ms: float, rng: random.Random) -> Kill:
         stack.callback(site.close)
         site.serve()
         scheduling = {"start_mode": "auto", "quorum": RANKS, "target": RANKS, "batch_size": BATCH_SIZE}
-        run = site.client.post("runs", {"job": JOB, "name": kind, "epochs": 1000} | scheduling)["id"]
-        strike = _bring(stack, site, kind, network, {DATA_VARIABLE: str(place / "data")}, ms)
+        order = {"job": JOB, "name": kind, "mode": options.mode, "epochs": 1000} | scheduling
+        run = site.client.post("runs", order)["id"]
+        strike = _bring(stack, site, kind, network, {DATA_VARIABLE: str(place / "data")}, options.ms)
         site.until(run, lambda view: (view["round"] or 0) >= WARM_UP_ROUNDS, "the cohort to be warm", WARM_SECONDS)
         time.sleep(rng.uniform(0.0, 1.0))  # anywhere in a window
         killed_at = time.time()

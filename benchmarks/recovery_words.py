@@ -81,7 +81,7 @@ def summary(kills: Sequence[Kill | Restart]) -> dict[str, float]:
 
 def report(found: Mapping[str, Any]) -> list[str]:
     """The tables."""
-    world = f"{found['ranks']} ranks, {found['ms']:g} ms a batch of {found['batch_size']}"
+    world = f"{found['ranks']} ranks, {found['mode']}, {found['ms']:g} ms a batch of {found['batch_size']}"
     lines = [
         f"{world}; medians, seconds from the kill on",
         "",

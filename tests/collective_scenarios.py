@@ -11,9 +11,7 @@ import pytest
 from party import Party, party
 
 from wire.messages import AbortSession, NewSession
-
-LIMIT_SECONDS = 2.0
-"""from the controller's word to a rank that is fit for the next session"""
+from worker.communicator import ABORT_SECONDS
 
 
 def values(group: Party, name: str) -> list[object]:
@@ -104,7 +102,7 @@ def a_rank_that_dies_in_a_sum(directory: Path, device: str, how: signal.Signals)
             member.busy()
         victim.signal(how)
         answers, seconds = group.abort(others)
-        assert seconds < LIMIT_SECONDS
+        assert seconds < ABORT_SECONDS
         assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
         group.bury(victim)
         assert group.all("bits") == before[:2]
@@ -124,7 +122,7 @@ def a_rank_that_dies_while_all_sum(directory: Path, device: str, wide: int) -> N
         *others, victim = group.members
         victim.signal(signal.SIGKILL)
         answers, seconds = group.abort(others)
-        assert seconds < LIMIT_SECONDS
+        assert seconds < ABORT_SECONDS
         assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
         group.bury(victim)
         group.session()
@@ -143,7 +141,7 @@ def a_generator_that_dies(directory: Path, device: str) -> None:
         for member in others:
             member.tell("join", NewSession(group.generation, identity, [1, 2]))
         answers, seconds = group.abort(others)
-        assert seconds < LIMIT_SECONDS
+        assert seconds < ABORT_SECONDS
         assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
         group.session()
         group.each("set", [4.0, 8.0])

@@ -51,6 +51,7 @@ def test_the_report_says_whether_the_target_was_met() -> None:
         kills = [Kill(0.1, committed, 0.4, 3), Kill(0.3, committed, 0.4, 5), Kill(0.2, committed, 0.4, 4)]
         return {
             "ranks": 4,
+            "mode": "cpu_cadence",
             "ms": 20.0,
             "batch_size": 32,
             "save_every": 50,
