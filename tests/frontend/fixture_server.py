@@ -300,7 +300,7 @@ class Fixture:
                 await socket.close(1011)
 
         assert self.loop is not None, "nobody has subscribed yet"
-        asyncio.run_coroutine_threadsafe(close(), self.loop).result(5)
+        asyncio.run_coroutine_threadsafe(close(), self.loop).result(30)
 
     async def overview(self) -> AsyncIterator[dict[str, Any]]:
         runs = [summary(make()) for make in self.runs.values()]

@@ -60,7 +60,7 @@ class ScriptedCore:
     def outlook(self) -> Outlook:
         return Outlook(ranks=(), config=RunConfig(job="toy.py:Toy"), dataset_size=0, model_bytes=0)
 
-    async def until(self, condition: Callable[[list[Event]], bool], seconds: float = 5.0) -> list[Event]:
+    async def until(self, condition: Callable[[list[Event]], bool], seconds: float = 30.0) -> list[Event]:
         """Wait until the events so far satisfy the condition."""
         async with asyncio.timeout(seconds):
             while not condition(self.events):
@@ -68,7 +68,7 @@ class ScriptedCore:
                 await self._changed.wait()
         return self.events
 
-    async def heard(self, kind: type, seconds: float = 5.0) -> Any:
+    async def heard(self, kind: type, seconds: float = 30.0) -> Any:
         """The first event of this kind, waiting for it."""
         events = await self.until(lambda events: any(isinstance(event, kind) for event in events), seconds)
         return next(event for event in events if isinstance(event, kind))

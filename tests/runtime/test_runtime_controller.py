@@ -38,7 +38,7 @@ from wire.session import Channel
 async def first_frame(feed: Feed, run_id: int | None) -> dict[str, Any]:
     frames = feed.subscribe(run_id)
     try:
-        return await asyncio.wait_for(anext(frames), 5)
+        return await asyncio.wait_for(anext(frames), 30)
     finally:
         await frames.aclose()  # type: ignore[attr-defined]
 
@@ -276,7 +276,7 @@ async def test_nothing_is_announced_before_it_is_committed(tmp_path: Path) -> No
         assert (await first_frame(where.controller.feed, run_id))["events"] == []
         assert (await where.row(run_id))["phase"] == "waiting", "the later record waits too"
         store.release()
-        await asyncio.wait_for(started, 5)
+        await asyncio.wait_for(started, 30)
         assert await link.hear(Accept) == ACCEPT
         assert (await where.row(run_id))["phase"] == "forming"
         frame = await first_frame(where.controller.feed, run_id)

@@ -97,7 +97,7 @@ async def test_a_durable_record_is_committed_before_what_follows_and_before_publ
     async with driving(core, stage) as (driver, _):
         driver.post(lost(1))
         driver.post(lost(2))
-        await asyncio.wait_for(stage.waiting.wait(), 5)
+        await asyncio.wait_for(stage.waiting.wait(), 30)
         assert stage.performed == [effect(1)]
         assert stage.published == 0
         assert core.events == [lost(1)], "the next event waits for the batch"
@@ -169,7 +169,7 @@ async def test_a_command_is_answered_once_its_effects_are_durable() -> None:
     stage.gate.clear()
     async with driving(ScriptedCore(lambda event, now: [Record("events", {}, durable=True)]), stage) as (driver, _):
         command = asyncio.create_task(driver.command(Operator("start")))
-        await asyncio.wait_for(stage.waiting.wait(), 5)
+        await asyncio.wait_for(stage.waiting.wait(), 30)
         assert not command.done()
         stage.gate.set()
         assert await command is None
@@ -230,13 +230,13 @@ async def test_a_peer_waits_while_the_inbox_is_full_and_the_core_goes_on() -> No
     stage.gate.clear()
     async with driving(core, stage, inbox=3) as (driver, _):
         peer = asyncio.create_task(_feed(driver, 20))
-        await asyncio.wait_for(stage.waiting.wait(), 5)
+        await asyncio.wait_for(stage.waiting.wait(), 30)
         await turns(50)
         assert driver.waiting == 3
         driver.post(lost(99))
         assert driver.waiting == 4, "what is not from a peer never waits"
         stage.gate.set()
-        await asyncio.wait_for(peer, 5)
+        await asyncio.wait_for(peer, 30)
         await core.until(lambda events: len(events) == 21)
 
 
@@ -246,10 +246,10 @@ async def test_a_full_inbox_lets_its_peers_go_when_the_run_ends() -> None:
     stage.gate.clear()
     async with driving(core, stage, inbox=1) as (driver, task):
         peer = asyncio.create_task(_feed(driver, 5))
-        await asyncio.wait_for(stage.waiting.wait(), 5)
+        await asyncio.wait_for(stage.waiting.wait(), 30)
         stage.gate.set()
         await task
-        await asyncio.wait_for(peer, 5)
+        await asyncio.wait_for(peer, 30)
 
 
 async def _feed(driver: Driver, count: int) -> None:

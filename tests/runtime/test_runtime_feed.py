@@ -64,7 +64,7 @@ async def desk() -> AsyncIterator[Desk]:
 
 
 async def next_of(frames: AsyncIterator[Frame], kind: str) -> Frame:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         frame = await anext(frames)
         assert frame["type"] == kind, frame
         return frame

@@ -215,7 +215,7 @@ async def test_an_accepted_host_hears_heartbeats(tmp_path: Path) -> None:
     core = on_hello(SendHost(0, accept(beat=0.03)))
     async with joined(tmp_path, core) as (_, link):
         await link.hear(Accept)
-        beats = [link.session.receive(await asyncio.wait_for(link.socket.recv(), 5)) for _ in range(3)]
+        beats = [link.session.receive(await asyncio.wait_for(link.socket.recv(), 30)) for _ in range(3)]
     assert {type(event[0].message).__name__ for event in beats} == {"ControllerHeartbeat"}  # type: ignore[union-attr]
 
 

@@ -83,7 +83,7 @@ def chunk(number: int) -> tuple[ChunkHeader, memoryview]:
 
 
 async def finished(task: asyncio.Task[None]) -> None:
-    await asyncio.wait_for(task, 5)
+    await asyncio.wait_for(task, 30)
 
 
 async def test_messages_and_chunks_are_written_in_the_order_they_were_posted() -> None:
@@ -116,7 +116,7 @@ async def test_chunks_of_an_aborted_attempt_are_dropped_and_messages_are_not() -
     async with writing() as (wire, outbox, task):
         wire.open.clear()
         outbox.post_chunk(*chunk(0))
-        await asyncio.wait_for(wire.writing.wait(), 5)
+        await asyncio.wait_for(wire.writing.wait(), 30)
         for number in (1, 2, 3):
             outbox.post_chunk(*chunk(number))
         outbox.post(Shutdown("kept"))
@@ -135,7 +135,7 @@ async def test_a_chunk_that_was_written_is_let_go_of() -> None:
         alive = weakref.ref(values)
         outbox.post_chunk(ChunkHeader(0, 0, 0, 0, 4), values.data)
         del values
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not wire.heard:
                 wire.writing.clear()
                 await wire.writing.wait()
@@ -169,7 +169,7 @@ async def test_too_much_waiting_ends_the_link_even_while_a_write_stalls() -> Non
     async with writing(messages=3) as (wire, outbox, task):
         wire.open.clear()
         outbox.post(RelayWelcome())
-        await asyncio.wait_for(wire.writing.wait(), 5)
+        await asyncio.wait_for(wire.writing.wait(), 30)
         for number in range(4):
             outbox.post(Shutdown(str(number)))
         with pytest.raises(LinkEnded, match="does not read: 3 messages"):
@@ -190,7 +190,7 @@ async def test_heartbeats_begin_with_the_acceptance_and_only_fill_silence() -> N
         await turns(5)
         assert wire.heard == []
         outbox.post(Accept(1, 1, [0], SECRET, 1.0, 0.01, 1.0))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(wire.heard) < 3:
                 wire.writing.clear()
                 await wire.writing.wait()

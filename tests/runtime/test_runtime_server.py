@@ -60,7 +60,7 @@ async def serving(limits: Limits, app: ASGIApp | None = None) -> AsyncIterator[t
     settings = guarded(app, limits, lifespan="off", timeout_graceful_shutdown=1)
     server = Server(settings, ready=ready.set, goodbye=goodbye)
     task = asyncio.create_task(server.serve(sockets=[listener]))
-    await asyncio.wait_for(ready.wait(), 5)
+    await asyncio.wait_for(ready.wait(), 30)
     try:
         yield listener.getsockname()[1], settings.http_protocol_class.census  # type: ignore[union-attr]
     finally:
@@ -76,7 +76,7 @@ async def hang_up(writer: asyncio.StreamWriter) -> None:
 
 async def until_closed(reader: asyncio.StreamReader) -> bytes:
     try:
-        return await asyncio.wait_for(reader.read(), 5)
+        return await asyncio.wait_for(reader.read(), 30)
     except ConnectionResetError:
         return b""
 
@@ -105,7 +105,7 @@ async def test_dripped_headers_do_not_extend_the_deadline() -> None:
             writer.write(bytes([byte]))
             await asyncio.wait({closed}, timeout=0.01)
         assert await closed == b""
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 10, "not for as long as it drips"
         await hang_up(writer)
 
 
@@ -229,12 +229,12 @@ async def test_the_parts_fit_together(tmp_path: Path) -> None:
     ready = asyncio.Event()
     server = Server(guarded(app, Limits()), ready=ready.set, goodbye=controller.close)
     task = asyncio.create_task(server.serve(sockets=[listener]))
-    await asyncio.wait_for(ready.wait(), 5)
+    await asyncio.wait_for(ready.wait(), 30)
     run_id = await controller.create_run(config(job="constant.py:Constant"))
     port = listener.getsockname()[1]
     async with connect(f"ws://127.0.0.1:{port}/ws/join", compression=None) as stranger:
         await stranger.send(b"garbage")
-        await asyncio.wait_for(stranger.wait_closed(), 5)
+        await asyncio.wait_for(stranger.wait_closed(), 30)
         assert stranger.close_code == 4400
     view = controller.live_view(run_id)
     assert view is not None

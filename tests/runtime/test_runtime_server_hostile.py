@@ -126,6 +126,6 @@ async def test_text_that_is_none_is_told_so_once_the_link_is_up(caplog: pytest.L
         frame = Frame(Opcode.TEXT, os.urandom(4) + b"\xff\xfe")
         client.transport.write(frame.serialize(mask=True))
         with pytest.raises(ConnectionClosed):
-            await asyncio.wait_for(client.recv(), 5)
+            await asyncio.wait_for(client.recv(), 30)
         assert client.close_code == 1007
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

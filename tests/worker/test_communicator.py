@@ -47,7 +47,7 @@ def test_what_hangs_is_left_behind_under_a_name() -> None:
         bounded(lambda: gate.wait(20), 0.01, "this rank's GPU may hang")
     assert hangs() and aborting()
     gate.set()
-    aborting()[0].join(5)
+    aborting()[0].join(30)
     assert not aborting()
 
 
@@ -70,7 +70,7 @@ def test_a_session_that_nobody_comes_to_leaves_nothing_behind() -> None:
             library.join(identity, 0, 2, guard)
         for thread in set(threading.enumerate()) - others:
             if thread is timer or thread.name == JOINING:
-                thread.join(5)
+                thread.join(30)
         assert not [thread for thread in set(threading.enumerate()) - others if thread.name == JOINING]
         library.close()
 
