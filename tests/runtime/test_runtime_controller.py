@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,7 @@ class BrokenStore(Store):
 
 
 async def test_a_store_in_trouble_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "backend.runtime.perform")  # a real store says more loudly that rows have to wait
     core = answering(Record("events", {"kind": "x", "level": "info", "text": "x"}, durable=True), SendHost(0, ACCEPT))
     store = open_store(tmp_path, BrokenStore)
     async with site(tmp_path, core=lambda: core, store=store) as where:
