@@ -166,17 +166,19 @@ class LiveRun:
 
     @property
     def phase(self) -> str:
-        """The run's phase, whoever ended it."""
-        return self._outcome[0] if self._outcome is not None else self._core.phase
+        """The run's phase, whoever ended it. An end is on record before anybody is told: a crash would take it back."""
+        if self._outcome is not None:
+            return self._outcome[0]
+        return str(self.row["phase"]) if self._core.ended else self._core.phase
 
     def view(self) -> View:
         """The RunView as it is now."""
         core, paths = self._core.snapshot(self._services.clock()), self.links.data_paths()
         members = [member | {"data_path": paths.get(member["host"], "")} for member in core.get("members", ())]
         core = core | {"members": members}
-        if self._outcome is not None:
-            phase, reason = self._outcome
-            core = core | {"phase": phase, "reason": reason}
+        if self._outcome is not None or self._core.ended:
+            reason = self._outcome[1] if self._outcome is not None else self.row["reason"] or ""
+            core = core | {"phase": self.phase, "reason": reason}
         trouble = self._services.store.trouble
         core["not_durable"] = "" if trouble is None else str(trouble)
         return live_view(core, self.row, self.deaths, self.checkpoints, self._services.wall_clock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,8 @@ def test_a_relay_that_is_stopped_in_a_fold_costs_its_host_alone(marchline: Stage
     assert (death["host_name"], death["reason"]) == ("right", "its relay was not heard for 5 s")
     assert injected(journal, "stop") == ["relay.chunk.up"]
     marchline.until(run, lambda view: view["round"] > 3, "the other one to go on")
-    (retried,) = [row for row in marchline.items(run, "rounds") if row["round"] == 2]
+    rounds = partial(marchline.items, run, "rounds")
+    (retried,) = wait_for(lambda: [row for row in rounds() if row["round"] == 2], "the round to be on record")
     (left,) = [rank["rank"] for rank in view["ranks"] if rank["host_name"] == "left"]
     assert (retried["attempt"], list(retried["realized"])) == (1, [str(left)])
     assert_gone(right, processes)

@@ -284,6 +284,28 @@ async def test_nothing_is_announced_before_it_is_committed(tmp_path: Path) -> No
         assert [event["text"] for event in frame["events"]] == ["it forms"]
 
 
+async def test_an_end_is_announced_once_it_is_on_record(tmp_path: Path) -> None:
+    """Whoever sees that a run is over finds its rows, now and after a crash."""
+    store = open_store(tmp_path, LateStore)
+    end = {"phase": "interrupted", "reason": "enough"}
+    core = answering(Record("runs", end, durable=True), End("interrupted", "enough"))
+    async with site(tmp_path, core=lambda: core, store=store) as where:
+        run_id = await where.controller.create_run(config())
+        store.hold = "runs"
+        started = asyncio.create_task(where.controller.command(run_id, "start"))
+        await eventually(lambda: store.held, "the end to be written")
+        assert core.ended
+        view = where.controller.live_view(run_id)
+        assert view is not None
+        assert (view["phase"], view["reason"]) == ("waiting", "")
+        frame = await first_frame(where.controller.feed, run_id)
+        assert frame["view"]["phase"] == "waiting"
+        store.release()
+        await started
+        await where.until_over(run_id)
+        assert (await where.row(run_id))["phase"] == "interrupted"
+
+
 class BrokenStore(Store):
     """A store whose disk is full for events."""
 
