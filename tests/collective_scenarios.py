@@ -111,6 +111,23 @@ def a_rank_that_dies_in_a_sum(directory: Path, device: str, how: signal.Signals)
         assert values(group, "w") == [7.0, 7.0]
 
 
+def a_session_of_processes_that_open_and_close_files(directory: Path, device: str) -> None:
+    """Whatever their descriptors' numbers: nobody is left waiting."""
+    with party(directory, device, 3) as group:
+        group.all("open_and_close")
+        *others, away = group.members
+        for number in range(5):
+            group.session()
+            for member in others:
+                member.tell("sync", number, 0, group.generation, 1)
+            for member in others:
+                member.busy()
+            answers, seconds = group.abort(others)
+            assert seconds < ABORT_SECONDS
+            assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
+            away.ask("drop")
+
+
 def a_rank_that_dies_while_all_sum(directory: Path, device: str, wide: int) -> None:
     with party(directory, device, 3, wide=wide) as group:
         group.session()

@@ -6,6 +6,7 @@ On a GPU, each of them is a host of its own for NCCL, since it gives every rank 
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -132,6 +133,19 @@ class Driver:
             reserved, allocated = torch.cuda.memory_reserved(self.device), torch.cuda.memory_allocated(self.device)
             found |= {"reserved": reserved, "allocated": allocated, "used": total - free}
         return found
+
+    def open_and_close(self) -> None:
+        """Files, one after the other, beside whatever else goes on: a number that was closed is the next one's."""
+
+        def churn() -> None:
+            held: list[int] = []
+            for number in itertools.count():
+                held.append(os.open(os.devnull, os.O_RDONLY))
+                if len(held) > 5:
+                    os.close(held.pop(number * 3 % len(held)))
+                time.sleep(1e-4 * (number % 7))
+
+        threading.Thread(target=churn, daemon=True).start()
 
     def _settle(self) -> None:
         """The device is fit for more."""

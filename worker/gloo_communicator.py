@@ -234,26 +234,29 @@ def _meeting_point(identity: bytes) -> tuple[str, int]:
         raise SessionError("the session's identity is none of gloo's; do all ranks train on CPUs?") from error
 
 
-def _descriptors() -> set[int]:
-    """Those that are open. The one by which they were listed is not any more."""
+def _descriptors() -> set[tuple[int, int]]:
+    """Those that are open, each with what it is of: its number alone may be another's a moment later. The one by which
+    they were listed is not open any more."""
     found = set()
     for name in os.listdir("/dev/fd"):
         with contextlib.suppress(OSError):
-            os.fstat(int(name))
-            found.add(int(name))
+            found.add((int(name), os.fstat(int(name)).st_ino))
     return found
 
 
-def _sockets(descriptors: set[int], wanted: Callable[[socket.socket], bool]) -> list[socket.socket]:
+def _sockets(descriptors: set[tuple[int, int]], wanted: Callable[[socket.socket], bool]) -> list[socket.socket]:
     """Those among them that are TCP sockets and wanted, under descriptors of our own."""
     found = []
-    for descriptor in sorted(descriptors):
+    for descriptor, inode in sorted(descriptors):
         try:
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            one = socket.socket(fileno=os.dup(descriptor))
+            own = os.dup(descriptor)
         except OSError:  # closed meanwhile
             continue
+        of = os.fstat(own)
+        if of.st_ino != inode or not stat.S_ISSOCK(of.st_mode):
+            os.close(own)
+            continue
+        one = socket.socket(fileno=own)
         tcp = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
         if tcp and wanted(one):
             found.append(one)

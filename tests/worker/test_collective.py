@@ -304,5 +304,6 @@ def test_many_rounds_leave_nothing_behind(tmp_path: Path) -> None:
     before = rounds(range(50))
     after = rounds(range(50, 50 + more))
     assert after[0] - before[0] < 4 << 20
-    assert after[1:] == before[1:]
+    for early, late in zip(before[1:], after[1:], strict=True):
+        assert late - early < more // 10, "one a round would be a leak; other tests' last threads may still be at it"
     ranks.leave()

@@ -22,6 +22,10 @@ def test_a_rank_that_dies_in_a_sum_costs_the_others_nothing(tmp_path: Path, how:
     scenarios.a_rank_that_dies_in_a_sum(tmp_path, "cpu", how)
 
 
+def test_a_session_of_processes_that_open_and_close_files(tmp_path: Path) -> None:
+    scenarios.a_session_of_processes_that_open_and_close_files(tmp_path, "cpu")
+
+
 @thorough
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_window_is_the_work_weighted_mean(tmp_path: Path, count: int) -> None:
