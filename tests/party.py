@@ -138,12 +138,12 @@ class Driver:
         """Files, one after the other, beside whatever else goes on: a number that was closed is the next one's."""
 
         def churn() -> None:
-            held: list[int] = []
+            pause, held = threading.Event(), list[int]()
             for number in itertools.count():
                 held.append(os.open(os.devnull, os.O_RDONLY))
                 if len(held) > 5:
                     os.close(held.pop(number * 3 % len(held)))
-                time.sleep(1e-4 * (number % 7))
+                pause.wait(1e-4 * (number % 7))
 
         threading.Thread(target=churn, daemon=True).start()
 

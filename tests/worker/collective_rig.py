@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from rank_rig import Cohort, RankRig, chunk_of, plan, start_rank
+from rank_rig import Cohort, M, RankRig, chunk_of, plan, start_rank
 
 from wire.messages import (
     AbortSession,
@@ -18,6 +18,7 @@ from wire.messages import (
     RequestSessionId,
     SessionIdGenerated,
     SessionJoined,
+    SessionLost,
     StartChunk,
     SyncAck,
     SyncCommitted,
@@ -45,13 +46,20 @@ class CollectiveCohort(Cohort):
         self.generation += 1
         generator = self.ranks[members[0]]
         generator.send(RequestSessionId(self.generation))
-        named = generator.expect(SessionIdGenerated)
+        named = self._heard(generator, SessionIdGenerated)
         assert named.generation == self.generation
         for rank in members:
             self.ranks[rank].send(NewSession(self.generation, named.id, members))
-        joined = [self.ranks[rank].expect(SessionJoined) for rank in members]
+        joined = [self._heard(self.ranks[rank], SessionJoined) for rank in members]
         assert {one.generation for one in joined} == {self.generation}
         return joined
+
+    def _heard(self, rig: RankRig, kind: type[M]) -> M:
+        """The next message. Who saw a peer hang up before it was told that the session is over has said so."""
+        while isinstance(message := rig.relay.receive(), SessionLost) and message.generation < self.generation:
+            continue
+        assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
+        return message
 
     def ask(self, number: int, attempt: int = 0, *, excluded: Iterable[int] = (), ranks: Any = None) -> None:
         """Ask these members of the session, or all, for a sync."""
