@@ -104,6 +104,7 @@ def test_from_dial_in_to_history(browser: Browser, repository: Stage) -> None:
     for name in SPEEDS:
         expect(page.get_by_text(name, exact=True).first).to_be_visible(timeout=60_000)
     repository.joined(run, 3)
+    expect(page.get_by_text("Ready to start")).to_be_visible()
     expect(page.get_by_text("emulated", exact=False).first).to_be_visible()
     watched.picture("staging")
 
