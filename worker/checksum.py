@@ -30,9 +30,8 @@ def checksum(vector: Tensor) -> Tensor:
     pairs = vector[:even].view(torch.int64)
     whole = pairs.numel() // _ROW * _ROW
     table, rest = pairs[:whole].view(-1, _ROW), pairs[whole:]
-    total = _scrambled(table.sum(dim=1), 1) + _scrambled(table.sum(dim=0), 2) + _scrambled(rest, 3)
-    total += vector[even:].view(torch.int32).sum(dtype=torch.int64)
-    return total
+    total = _scrambled(torch.cat((table.sum(dim=1), table.sum(dim=0), rest)))
+    return total + vector[even:].view(torch.int32).sum(dtype=torch.int64)
 
 
 def as_text(total: int) -> str:
@@ -40,9 +39,9 @@ def as_text(total: int) -> str:
     return f"{total % (1 << 64):016x}"
 
 
-def _scrambled(sums: Tensor, salt: int) -> Tensor:
+def _scrambled(sums: Tensor) -> Tensor:
     """Their sum after splitmix64 of each and its position (Steele et al. 2014); everything wraps, as integers do."""
-    mixed = torch.arange(1, sums.numel() + 1, dtype=torch.int64, device=sums.device) * _STRIDE + salt
+    mixed = torch.arange(1, sums.numel() + 1, dtype=torch.int64, device=sums.device) * _STRIDE
     mixed ^= sums
     for shift, factor in _MIXES:
         mixed ^= (mixed >> shift) & ((1 << (64 - shift)) - 1)  # torch would shift the sign in

@@ -1,10 +1,10 @@
 """Averaging among the ranks themselves: out of place, in two phases (design section 7, decision 0019).
 
-With ``live`` the flat vector that the model lives in, one sync is at most three collectives, the last two as one:
+With ``live`` the flat vector that the model lives in, one sync is two collectives, or one where nobody worked:
 
-    COUNT    int64 sum of every rank's steps, and of a flag from each whose values are not finite
-    PARAM    spare = sum of live * f32(steps ** gamma / total mass)     unless nobody worked (behaviour H3)
-    BUFFER   spare = sum of live * f32(1 / movers), idle ranks 0        where the model has f32 buffers
+    COUNT               int64 sum of every rank's steps, and of a flag from each whose values are not finite
+    PARAM and BUFFER    spare = sum of live * f32(steps ** gamma / total mass) for parameters, and of
+                        live * f32(1 / movers) for f32 buffers; idle ranks 0 (behaviour H3)
 
 ``live`` is only read until every rank has its sum; adopting copies ``spare`` into it and swaps ``spare`` with ``base``,
 the consensus that was adopted last. So a sync that ends half-way has changed nothing. (Behaviour A1, A6, G5, H8.)
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +23,7 @@ from wire import arithmetic
 from wire.mass import gamma_mass, is_realized
 from worker.adoption import AdoptResult
 from worker.checksum import as_text, checksum, norm_squares
-from worker.communicator import Communicator, Part
+from worker.communicator import Communicator
 from worker.flat import FlatModel
 from worker.sessions import Place
 
@@ -74,8 +73,8 @@ class Collective:
         self._gamma = gamma
         self._base: Tensor | None = None
         self._spare = torch.empty(0)
-        self._largest: Tensor | None = None
-        """the largest size among this rank's values, which is finite if all are"""
+        self._extremes: Tensor | None = None
+        """the least and the most of this rank's values, (2,), which are finite if all are"""
         self._summed: Summed | None = None
         self._sequence = 0
         self._entered: list[tuple[object, ...]] = []
@@ -94,7 +93,7 @@ class Collective:
         """Have the values in the vector; those of a rank that worked are looked at, whether they are finite. The device
         may still be at it."""
         self.flat.gather()
-        self._largest = torch.linalg.vector_norm(self.flat.vector, math.inf) if steps else None
+        self._extremes = torch.stack(torch.aminmax(self.flat.vector)) if steps else None
 
     @torch.no_grad()
     def sum(self, session: Communicator, place: Place, steps: int, name: SyncName) -> Summed | Spoilt:
@@ -104,7 +103,10 @@ class Collective:
         # A rank that worked knows that somebody did. It waits for nothing here, since each wait costs it a turn of a
         # device that it shares.
         if steps or int(self._awaited(session, counts)[: place.size].sum()):
-            self._average(session, name, self._factors(counts[: place.size], place.index) if steps else {})
+            self._weigh(self._factors(counts[: place.size], place.index) if steps else None)
+            buffers = self.flat.params < self._spare.numel()
+            self._enter(name, "PARAM and BUFFER" if buffers else "PARAM", self._spare.numel())
+            session.sum(self._spare, "the sum")
         found = self._awaited(session, counts).tolist()
         worked, bad = found[: place.size], found[place.size :]
         if any(bad):
@@ -152,33 +154,35 @@ class Collective:
         """Steps of each rank, then for each whether its values are not finite."""
         values = torch.zeros(2 * place.size, dtype=torch.int64, device=self.flat.device)
         values[place.index] = steps
-        if self._largest is not None:
-            values[place.size + place.index] = self._largest.isfinite().logical_not()
+        if self._extremes is not None:
+            values[place.size + place.index] = self._extremes.isfinite().all().logical_not()
         self._enter(name, "COUNT", values.numel())
-        return session.count(values)
+        session.sum(values, "the count")
+        return values
 
-    def _factors(self, worked: Tensor, index: int) -> dict[str, Tensor]:
-        """What this rank's values weigh, computed where they are. (``gamma_mass`` and ``mover_mass`` for each.)"""
+    def _factors(self, worked: Tensor, index: int) -> Tensor:
+        """What this rank's parameters and buffers weigh, (2,) f32, computed where they are: ``gamma_mass`` and
+        ``mover_mass``, of the ranks' total."""
         moved = worked > 0
-        masses = torch.where(moved, worked.double().pow(self._gamma), 0.0)
-        weights = {"PARAM": masses[index] / masses.sum(), "BUFFER": moved[index].double() / moved.sum()}
-        return {kind: weight.float() for kind, weight in weights.items()}
+        masses = torch.stack((torch.where(moved, worked.double().pow(self._gamma), 0.0), moved.double()))
+        return (masses[:, index] / masses.sum(dim=1)).float()
 
-    def _average(self, session: Communicator, name: SyncName, factors: Mapping[str, Tensor]) -> None:
-        """Without a factor, this rank contributes nothing."""
-        live, border = self.flat.vector, self.flat.params
-        sections = {"PARAM": slice(0, border), "BUFFER": slice(border, live.numel())}
-        chosen = {kind: section for kind, section in sections.items() if section.start < section.stop}
-        parts = [Part(live[each], self._spare[each], factors.get(kind)) for kind, each in chosen.items()]
-        self._enter(name, " and ".join(chosen), sum(part.source.numel() for part in parts))
-        session.average(parts)
+    def _weigh(self, factors: Tensor | None) -> None:
+        """Have this rank's weighted values in ``spare``. Without factors it contributes nothing, whatever it holds."""
+        if factors is None:
+            self._spare.zero_()
+            return
+        border = self.flat.params
+        for section, factor in zip((slice(0, border), slice(border, None)), factors, strict=True):
+            torch.mul(self.flat.vector[section], factor, out=self._spare[section])
 
     def _awaited(self, session: Communicator, counts: Tensor) -> Tensor:
-        """The counts on the CPU, once everything that was begun is complete."""
+        """The counts on the CPU, once everything that was begun is complete: one wait for the device, copy included."""
+        copy = counts.to("cpu", non_blocking=True)
         session.wait()
         while self._entered:
             logger.debug("round %s.%s session %s #%s: exit %s of %s", *self._entered.pop(0))
-        return counts.cpu()
+        return copy
 
     def _enter(self, name: SyncName, kind: str, elements: int) -> None:
         """Who stands where in a run that hangs, the log tells."""
@@ -189,7 +193,7 @@ class Collective:
 
     def _search(self) -> Spoilt | None:
         """The first element of this rank's that is not finite; none where another's is not."""
-        if self._largest is None or math.isfinite(float(self._largest)):
+        if self._extremes is None or bool(self._extremes.isfinite().all()):
             return None
         live = self.flat.vector
         for start in range(0, live.numel(), _SEARCHED):

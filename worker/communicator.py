@@ -1,15 +1,15 @@
 """What a session of the collective plane needs of a library that sums: NCCL between GPUs, gloo between CPUs.
 
-Both operations return only when the sum is complete here. While they wait they look at an interrupt that another thread
-may set at any time (``interrupt``), so that no rank waits for a peer that is gone; whoever is interrupted, or meets an
-error, gives the communicator up with ``abort``. (Design section 7; behaviour H6 to H10; decision 0019.)
+A wait looks at an interrupt that another thread may set at any time (``interrupt``), so that no rank waits for a peer
+that is gone; whoever is interrupted, or meets an error, gives the communicator up with ``abort``. (Design section 7;
+behaviour H6 to H10; decision 0019.)
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -67,16 +67,6 @@ class Guard:
             time.sleep(min(_LONGEST_PAUSE, waited / 32) if waited > _LONGEST_PAUSE else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """``target`` becomes the sum of the ranks' ``factor * source``; (n,) f32 each. ``source`` stays as it is."""
-
-    source: Tensor
-    target: Tensor
-    factor: Tensor | None
-    """one f32 on the device, which may still be under way there; none contributes zeros, whatever ``source`` holds"""
-
-
 class Communicator(Protocol):
     """The living ranks of one session. Belongs to the training thread. What is asked for may only have begun when the
     call returns, in order on the device's stream; ``wait`` ends with it."""
@@ -86,13 +76,9 @@ class Communicator(Protocol):
         """For people: library, release and interface."""
         ...
 
-    def count(self, values: Tensor) -> Tensor:
-        """Sum int64 vectors of one length, element by element. Raises ``Aborted``, ``SessionError``."""
-        ...
-
-    def average(self, parts: Sequence[Part]) -> None:
-        """Sum these, at once where the library can; all ranks get the same bits. Every rank gives as many parts, of the
-        same sizes. Raises ``Aborted``, ``SessionError``; the targets hold anything then.
+    def sum(self, vector: Tensor, what: str) -> None:
+        """Every rank's vector, (n,) int64 or f32, becomes the sum of all, the same bits everywhere. People are told
+        ``what`` it is. Raises ``Aborted``, ``SessionError``; the vector holds anything then.
         """
         ...
 

@@ -14,7 +14,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, Part, SessionError, leave_behind
+from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, SessionError, leave_behind
 
 _LOOK_SECONDS = 0.001
 _REACH_SECONDS = 10.0
@@ -68,7 +68,9 @@ class GlooLibrary:
         group, sockets = joining.result()
         made = GlooCommunicator(group, sockets, guard, f"gloo on {self.interface}")
         try:
-            if made.count(torch.ones(1, dtype=torch.int64), guard.join_seconds).tolist() != [size]:
+            ones = torch.ones(1, dtype=torch.int64)
+            made.sum(ones, "the first sum", guard.join_seconds)
+            if ones.tolist() != [size]:
                 raise SessionError("the first sum of the session is wrong; do all ranks run the same torch?")
         except BaseException:
             made.abort()
@@ -90,22 +92,20 @@ class GlooCommunicator:
         self._guard = guard
         self._work: Any = None
 
-    def count(self, values: Tensor, seconds: float | None = None) -> Tensor:
+    def sum(self, vector: Tensor, what: str, seconds: float | None = None) -> None:
         """See ``Communicator``."""
         self._guard.check()
-        vector = values.clone()
-        self._sum(vector, "the count", seconds)
-        return vector
-
-    def average(self, parts: Sequence[Part]) -> None:
-        """See ``Communicator``. gloo sums in place, so the weighted values are written to the targets first."""
-        self._guard.check()
-        for part in parts:
-            if part.factor is None:
-                part.target.zero_()
-            else:
-                torch.mul(part.source, part.factor, out=part.target)
-            self._sum(part.target, "the sum", None)
+        if self._group is None:
+            raise SessionError("the session was given up")
+        seconds = self._guard.collective_seconds if seconds is None else seconds
+        try:
+            work = self._work = self._group.allreduce([vector])
+            self._guard.wait(work.is_completed, seconds, what)
+            work.wait()
+            self._work = None
+        except RuntimeError as error:
+            self._guard.check()  # peers that were told first have hung up
+            raise SessionError(f"{what}: gloo says {_first_line(error)}") from error
 
     def wait(self) -> None:
         """See ``Communicator``. Here every sum is complete when it returns."""
@@ -125,19 +125,6 @@ class GlooCommunicator:
                 leave_behind((group, work))  # its destructor would wait for what is in flight
                 raise AbortStuck(f"gloo did not end what was in flight within {ABORT_SECONDS:g} s")
             time.sleep(_LOOK_SECONDS)
-
-    def _sum(self, vector: Tensor, what: str, seconds: float | None) -> None:
-        if self._group is None:
-            raise SessionError("the session was given up")
-        seconds = self._guard.collective_seconds if seconds is None else seconds
-        try:
-            work = self._work = self._group.allreduce([vector])
-            self._guard.wait(work.is_completed, seconds, what)
-            work.wait()
-            self._work = None
-        except RuntimeError as error:
-            self._guard.check()  # peers that were told first have hung up
-            raise SessionError(f"{what}: gloo says {_first_line(error)}") from error
 
 
 class _Joining:

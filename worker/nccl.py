@@ -6,11 +6,9 @@ blocking, so that every wait is ours. (nccl.h of NCCL 2.14 and later.)
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import re
-from collections.abc import Iterator
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Any
@@ -19,9 +17,8 @@ from worker.communicator import SessionError
 
 SUCCESS, IN_PROGRESS = 0, 7
 INT64, FLOAT32 = 4, 7
-SUM = 0
 ID_BYTES = 128
-_ON_DEVICE = 0
+_SUM = 0
 _MAGIC, _CONFIG_VERSION = 0xCAFEBEEF, 21400
 _UNSET = -(2**31)
 _LOADED = re.compile(r"\s(/\S*lib[nr]ccl\.so\S*)$", re.MULTILINE)
@@ -48,11 +45,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "ncclGetUniqueId": [POINTER(_UniqueId)],
     "ncclCommInitRankConfig": [POINTER(c_void_p), c_int, _UniqueId, c_int, POINTER(_Config)],
     "ncclCommGetAsyncError": [c_void_p, POINTER(c_int)],
-    "ncclRedOpCreatePreMulSum": [POINTER(c_int), c_void_p, c_int, c_int, c_void_p],
-    "ncclRedOpDestroy": [c_int, c_void_p],
     "ncclAllReduce": [c_void_p, c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
-    "ncclGroupStart": [],
-    "ncclGroupEnd": [],
     "ncclCommAbort": [c_void_p],
 }
 
@@ -94,32 +87,9 @@ class Nccl:
         self._check(what, state.value, handle)
         return state.value == IN_PROGRESS
 
-    def weighted_sum(self, handle: c_void_p, factor: int) -> int:
-        """An operation that multiplies this rank's f32 elements before they are summed, by the f32 on the device at
-        address ``factor``, as it is when the sum begins there."""
-        operation = c_int()
-        self._call("ncclRedOpCreatePreMulSum", byref(operation), factor, FLOAT32, _ON_DEVICE, handle, handle=handle)
-        return operation.value
-
-    def forget(self, handle: c_void_p, operation: int) -> None:
-        """Let go of an operation."""
-        self._call("ncclRedOpDestroy", operation, handle, handle=handle)
-
-    def all_reduce(
-        self, handle: c_void_p, where: tuple[int, int], elements: int, kind: tuple[int, int], stream: int
-    ) -> None:
-        """Enqueue a sum on a CUDA stream. ``where`` are the addresses of source and target, ``kind`` is data type and
-        operation; the enqueueing may go on until ``in_progress`` ends."""
-        self._call("ncclAllReduce", *where, elements, *kind, handle, stream, handle=handle)
-
-    @contextlib.contextmanager
-    def group(self) -> Iterator[None]:
-        """What is enqueued meanwhile goes to the device as one."""
-        self._call("ncclGroupStart")
-        try:
-            yield
-        finally:
-            self._call("ncclGroupEnd")
+    def all_reduce(self, handle: c_void_p, address: int, elements: int, datatype: int, stream: int) -> None:
+        """Enqueue a sum in place on a CUDA stream; the enqueueing may go on until ``in_progress`` ends."""
+        self._call("ncclAllReduce", address, address, elements, datatype, _SUM, handle, stream, handle=handle)
 
     def abort(self, handle: c_void_p) -> None:
         """Give a communicator up; it is freed. Its errors do not matter any more."""

@@ -5,24 +5,16 @@ The stream orders a sum behind the optimizer's last step and before whatever rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from worker import nccl
-from worker.communicator import ABORT_SECONDS, Guard, Part, SessionError, bounded
-from worker.nccl import FLOAT32, INT64, SUM, Nccl
+from worker.communicator import ABORT_SECONDS, Guard, SessionError, bounded
+from worker.nccl import FLOAT32, INT64, Nccl
 
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    source: Tensor
-    target: Tensor
-    datatype: int
-    operation: int
+_TYPES = {torch.int64: INT64, torch.float32: FLOAT32}
 
 
 class NcclLibrary:
@@ -48,9 +40,9 @@ class NcclLibrary:
         try:
             made.settle("joining the session", guard.join_seconds)
             ones = torch.ones(1, dtype=torch.int64, device=self.device)
-            total = made.count(ones, guard.join_seconds)
+            made.sum(ones, "the first sum", guard.join_seconds)
             made.wait(guard.join_seconds)
-            if total.tolist() != [size]:
+            if ones.tolist() != [size]:
                 raise SessionError("the first sum of the session is wrong; do all ranks run the same NCCL?")
         except BaseException:
             made.abort()
@@ -75,26 +67,13 @@ class NcclCommunicator:
         self._handle: c_void_p | None = handle
         self._device = device
         self._guard = guard
-        self._operations: list[tuple[int, Tensor]] = []
-        """of sums under way, with the factors that they read"""
 
-    def count(self, values: Tensor, seconds: float | None = None) -> Tensor:
+    def sum(self, vector: Tensor, what: str, seconds: float | None = None) -> None:
         """See ``Communicator``."""
-        target = torch.empty_like(values)
-        self._enqueue([_Sum(values, target, INT64, SUM)], "the count", seconds)
-        return target
-
-    def average(self, parts: Sequence[Part]) -> None:
-        """See ``Communicator``. One launch for all: between ranks that share a GPU each launch waits for its turn."""
-        sums = []
-        for part in parts:
-            if part.factor is None:
-                sums.append(_Sum(part.target.zero_(), part.target, FLOAT32, SUM))
-                continue
-            operation = self._nccl.weighted_sum(self._live(), part.factor.data_ptr())
-            self._operations.append((operation, part.factor))
-            sums.append(_Sum(part.source, part.target, FLOAT32, operation))
-        self._enqueue(sums, "the sum", None)
+        self._guard.check()
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._nccl.all_reduce(self._live(), vector.data_ptr(), vector.numel(), _TYPES[vector.dtype], stream)
+        self.settle(what, self._guard.collective_seconds if seconds is None else seconds)
 
     def wait(self, seconds: float | None = None) -> None:
         """See ``Communicator``."""
@@ -107,9 +86,6 @@ class NcclCommunicator:
             return False
 
         self._guard.wait(complete, self._guard.collective_seconds if seconds is None else seconds, "the sum")
-        operations, self._operations = self._operations, []
-        for operation, _ in operations:
-            self._nccl.forget(handle, operation)
 
     def settle(self, what: str, seconds: float) -> None:
         """Wait until a call that did not block is through."""
@@ -123,15 +99,6 @@ class NcclCommunicator:
             return
         stuck = f"NCCL did not give its communicator up within {ABORT_SECONDS:g} s; this rank's GPU may hang"
         bounded(lambda: self._nccl.abort(handle), ABORT_SECONDS, stuck)
-
-    def _enqueue(self, sums: Sequence[_Sum], what: str, seconds: float | None) -> None:
-        self._guard.check()
-        handle, stream = self._live(), torch.cuda.current_stream(self._device).cuda_stream
-        with self._nccl.group():
-            for one in sums:
-                where, kind = (one.source.data_ptr(), one.target.data_ptr()), (one.datatype, one.operation)
-                self._nccl.all_reduce(handle, where, one.source.numel(), kind, stream)
-        self.settle(what, self._guard.collective_seconds if seconds is None else seconds)
 
     def _live(self) -> c_void_p:
         if self._handle is None:

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from worker.arena import Arena
 from worker.collective import Collective, Spoilt, SyncName
-from worker.communicator import Communicator, Guard, Library, Part
+from worker.communicator import Communicator, Guard, Library
 from worker.flat import FlatModel
 from worker.gloo_communicator import GlooLibrary
 from worker.nccl_communicator import NcclLibrary
@@ -68,7 +68,6 @@ class Rank:
             torch.cuda.set_device(self.device)
             self.group = dist.new_group(backend="nccl")
         self.session = self._join(store)
-        self.factor = torch.tensor(1.0 / self.world, device=self.device)
 
     def _join(self, store: Store) -> Communicator:
         gpu = self.device.type == "cuda"
@@ -92,13 +91,12 @@ class Rank:
         arena = Arena.for_model(model)
         arena.create_out(self.shm / f"{self.sizes}.out")
         first = self.shm / f"{self.sizes}.consensus"
-        np.zeros(arena.elements, dtype=np.float32).tofile(first)
+        np.random.default_rng(self.sizes).random(arena.elements, dtype=np.float32).tofile(first)
         arena.adopt(first)
         self.flat = FlatModel(arena, self.device)
         self.collective = Collective(self.flat, gamma=1.0)
         self.collective.begin()
-        self.target = torch.zeros_like(self.flat.vector)
-        self.buffer = torch.zeros_like(self.flat.vector)
+        self.target, self.buffer = self.flat.vector.clone(), self.flat.vector.clone()
         return {"transport": self.session.transport}
 
     def ours(self) -> dict[str, float]:
@@ -119,7 +117,7 @@ class Rank:
     def bare(self) -> None:
         """One sum of the whole vector on the session's communicator."""
         assert self.flat is not None
-        self.session.average([Part(self.flat.vector, self.target, self.factor)])
+        self.session.sum(self.target, "the sum")
         self.session.wait()
 
     def theirs(self) -> None:
@@ -129,7 +127,10 @@ class Rank:
     def repeat(self, act: Callable[[], dict[str, float] | None], times: int) -> dict[str, Any]:
         """When each repetition began and ended."""
         begun, ended, splits = [], [], []
+        assert self.flat is not None
         for _ in range(times):
+            self.target.copy_(self.flat.vector)  # a sum in place of a sum grows beyond f32
+            self.buffer.copy_(self.flat.vector)
             self._rest()
             dist.barrier()
             begun.append(time.monotonic())

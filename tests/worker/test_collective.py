@@ -89,15 +89,23 @@ def test_three_to_one_is_exact_and_the_report_says_how_it_came_about(tmp_path: P
     ranks.leave()
 
 
-def test_movers_count_alike_for_buffers_and_idle_ranks_not_at_all(tmp_path: Path) -> None:
+def test_movers_count_alike_for_buffers_and_idle_ranks_not_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ranks = cohort(tmp_path, 3, "batchnorm.py:BatchNorm")
     ranks.begin()
     models = [rig.workload.trainer.model for rig in ranks.ranks]
     ranks.train(0, (3, 1, 0))
     for model, mean in zip(models, (1.0, 3.0, float("nan")), strict=True):
         model.running_mean.fill_(mean)
-    ranks.sync(0)
+    with caplog.at_level(logging.DEBUG, "worker.collective"):
+        ranks.sync(0)
     ranks.commit(0)
+    entered = [record.getMessage() for record in caplog.records if "enter" in record.getMessage()]
+    elements = ranks.ranks[0].workload.flat.vector.numel()
+    for number, what in enumerate(("COUNT of 6", f"PARAM and BUFFER of {elements}"), start=1):
+        assert entered.count(f"round 0.0 session 0 #{number}: enter {what}") == 3
+    assert len(entered) == 6
     assert [float(model.running_mean) for model in models] == [2.0, 2.0, 2.0]
     assert [int(model.num_batches_tracked) for model in models] == [3, 1, 0]
     ranks.leave()
