@@ -24,6 +24,7 @@ import torch.distributed
 from torch import Tensor
 
 from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, SessionError, leave_behind
+from worker.meeting import Meeting, MeetingStore, Place
 
 _LOOK_SECONDS = 0.001
 _REACH_SECONDS = 10.0
@@ -37,29 +38,24 @@ class GlooLibrary:
 
     def __init__(self, interface: str) -> None:
         self.interface = interface
-        self._store: Any = None
-        """what the others meet at, where this rank made the identity"""
+        self._meeting: Meeting | None = None
+        """of the others, where this rank made the identity"""
 
     def make_id(self) -> bytes:
-        """See ``Library``: the store listens until the next identity is made."""
+        """See ``Library``: the ranks can meet until the next identity is made."""
         address = address_of(self.interface)
         self.close()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
-            listener = socket.create_server((address, 0), family=family)
-            port = listener.getsockname()[1]
-            self._store = _distributed.TCPStore(
-                address, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach()
-            )
-        except (OSError, RuntimeError) as error:
+            self._meeting = Meeting(address)
+        except OSError as error:
             raise SessionError(f"no session can be met at {address} ({self.interface}): {error}") from error
-        return json.dumps({"host": address, "port": port}).encode()
+        return self._meeting.place.as_bytes()
 
     def join(self, identity: bytes, place: int, size: int, guard: Guard) -> GlooCommunicator:
-        """See ``Library``. torch connects without looking up: a thread does it, and is left behind when it takes too
-        long; its own bound ends it."""
+        """See ``Library``. gloo connects to the others without looking up: a thread does it, and is left behind when it
+        takes too long; its own bound ends it."""
         guard.check()
-        joining = _Joining(_meeting_point(identity), address_of(self.interface), place, size, guard.join_seconds)
+        joining = _Joining(_meeting_place(identity), address_of(self.interface), place, size, guard.join_seconds)
         try:
             guard.wait(joining.over, guard.join_seconds + 1.0, "joining the session")
         except BaseException:
@@ -79,7 +75,9 @@ class GlooLibrary:
 
     def close(self) -> None:
         """See ``Library``."""
-        self._store = None
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            meeting.close()
 
 
 class GlooCommunicator:
@@ -130,7 +128,7 @@ class GlooCommunicator:
 class _Joining:
     """The thread that connects to the others."""
 
-    def __init__(self, meeting: tuple[str, int], address: str, place: int, size: int, seconds: float) -> None:
+    def __init__(self, meeting: Place, address: str, place: int, size: int, seconds: float) -> None:
         self._meeting = meeting
         self._address = address
         self._place = place
@@ -138,8 +136,8 @@ class _Joining:
         self._seconds = seconds
         self._lock = threading.Lock()
         self._abandoned = False
-        self._meets: list[socket.socket] = []
-        """the connection to the store"""
+        self._meets: socket.socket | None = None
+        """the connection to the meeting"""
         self._result: tuple[Any, list[socket.socket]] | Exception | None = None
         self._thread = threading.Thread(target=self._run, name=JOINING, daemon=True)
         self._thread.start()
@@ -161,9 +159,10 @@ class _Joining:
         with self._lock:
             self._abandoned = True
             result, self._result = self._result, None
-            _hang_up(self._meets)  # whoever waits at the store waits no longer
+            if self._meets is not None:
+                _hang_up(self._meets)  # who waits for the others' words waits no longer
         if isinstance(result, tuple):
-            _hang_up(result[1])
+            _hang_up(*result[1])
 
     def _run(self) -> None:
         result: tuple[Any, list[socket.socket]] | Exception
@@ -172,30 +171,31 @@ class _Joining:
         except Exception as error:
             result = error.with_traceback(None)  # its frames hold what should go now
         with self._lock:
-            for one in self._meets:
-                one.close()
             if not self._abandoned:
                 self._result = result
             elif isinstance(result, tuple):
-                _hang_up(result[1])
+                _hang_up(*result[1])
 
     def _connect(self) -> tuple[Any, list[socket.socket]]:
-        host, port = self._meeting
-        timeout = timedelta(seconds=self._seconds)
-        socket.create_connection(self._meeting, min(_REACH_SECONDS, self._seconds)).close()  # torch would try for ever
-        before = _descriptors()
-        store = _distributed.TCPStore(host, port, None, False, timeout, wait_for_workers=False)
-        with self._lock:
-            self._meets = _sockets(_descriptors() - before, lambda one: _peer_port(one) == port)
-            if self._abandoned:
-                raise ConnectionAbortedError("nobody waits for this session any more")
+        place = (self._meeting.host, self._meeting.port)
+        connection = socket.create_connection(place, min(_REACH_SECONDS, self._seconds))
+        connection.settimeout(self._seconds)
+        with connection:
+            with self._lock:
+                self._meets = connection
+                if self._abandoned:
+                    raise ConnectionAbortedError("nobody waits for this session any more")
+            with contextlib.closing(MeetingStore(connection, self._meeting.key)) as store:
+                return self._meet(store)
+
+    def _meet(self, store: MeetingStore) -> tuple[Any, list[socket.socket]]:
         before = _descriptors()
         options = _distributed.ProcessGroupGloo._Options()
         options._devices = [_distributed.ProcessGroupGloo.create_device(hostname=self._address)]
-        options._timeout = timeout
+        options._timeout = timedelta(seconds=self._seconds)
         ports = _ports(_sockets(_descriptors() - before, _listens))
-        store.set(f"ports/{self._place}", json.dumps(ports))
-        group = _distributed.ProcessGroupGloo(_distributed.PrefixStore("gloo", store), self._place, self._size, options)
+        store.set(f"ports/{self._place}", json.dumps(ports).encode())
+        group = _distributed.ProcessGroupGloo(store, self._place, self._size, options)
         group._set_default_timeout(timedelta(days=1))  # from here on every wait is ours
         everybody = {port for other in range(self._size) for port in json.loads(store.get(f"ports/{other}"))}
         return group, _sockets(_descriptors() - before, lambda one: _connects(one, everybody))
@@ -213,11 +213,10 @@ def address_of(interface: str) -> str:
     )
 
 
-def _meeting_point(identity: bytes) -> tuple[str, int]:
+def _meeting_place(identity: bytes) -> Place:
     try:
-        found = json.loads(identity)
-        return str(found["host"]), int(found["port"])
-    except (ValueError, KeyError, TypeError) as error:
+        return Place.of(identity)
+    except ValueError as error:
         raise SessionError("the session's identity is none of gloo's; do all ranks train on CPUs?") from error
 
 
@@ -267,18 +266,13 @@ def _ports(sockets: list[socket.socket]) -> list[int]:
 
 def _connects(one: socket.socket, ports: set[int]) -> bool:
     """Whether it is a connection to or from one of these ports."""
-    peer = _peer_port(one)
-    return peer is not None and (peer in ports or one.getsockname()[1] in ports)
-
-
-def _peer_port(one: socket.socket) -> int | None:
     try:
-        return int(one.getpeername()[1])
+        return one.getpeername()[1] in ports or one.getsockname()[1] in ports
     except OSError:
-        return None
+        return False
 
 
-def _hang_up(sockets: list[socket.socket]) -> None:
+def _hang_up(*sockets: socket.socket) -> None:
     for one in sockets:
         with contextlib.suppress(OSError):
             one.shutdown(socket.SHUT_RDWR)

@@ -24,6 +24,7 @@ from wire.messages import (
     SyncRefused,
 )
 from worker.control import Leave
+from worker.meeting import Place
 
 SECOND = 1.0
 
@@ -169,7 +170,7 @@ def test_a_sum_that_is_aborted_has_changed_nothing_and_the_next_session_sums_rig
     wait_for(lambda: all(rig.reading().state == "reducing" for rig in ranks.ranks[:2]))
     began = time.monotonic()
     ranks.abort()
-    ranks.nonsense()  # they hear again; how long joining takes is also a matter of name servers, which torch asks
+    ranks.nonsense()  # they hear again
     assert time.monotonic() - began < SECOND
     joined = ranks.session([0, 1])
     assert [one.transport for one in joined] == ["gloo on lo"] * 2
@@ -203,7 +204,7 @@ def test_a_session_that_cannot_be_is_named(tmp_path: Path) -> None:
     (rig,) = cohort(tmp_path, 1).ranks
     rig.send(NewSession(0, b"nonsense", [0]))
     assert "none of gloo's" in rig.expect(SessionLost).reason
-    rig.send(NewSession(1, b'{"host": "127.0.0.1", "port": 1}', [0]))
+    rig.send(NewSession(1, Place("127.0.0.1", 1, "key").as_bytes(), [0]))
     lost = rig.expect(SessionLost)
     assert lost.generation == 1 and "can the hosts reach each other" in lost.reason
     rig.send(NewSession(2, b"{}", [4, 5]))
