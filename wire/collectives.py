@@ -21,7 +21,7 @@ class RequestSessionId(Message, frozen=True):
 
 
 class SessionIdGenerated(Message, frozen=True):
-    """rank -> controller, from the generator: NCCL's unique id, or where gloo's store listens. Opaque in between."""
+    """rank -> controller, from the generator: NCCL's unique id, or where ranks over gloo meet. Opaque in between."""
 
     generation: Count
     id: bytes

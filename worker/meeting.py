@@ -54,6 +54,7 @@ class Meeting:
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family)
+        self._listener.setblocking(False)
         self.place = Place(address, self._listener.getsockname()[1], secrets.token_hex(16))
         self._words: list[bytes] = []
         self._guests: dict[socket.socket, bytes] = {}
@@ -88,7 +89,7 @@ class Meeting:
     def _welcome(self) -> None:
         try:
             guest, _ = self._listener.accept()
-        except ConnectionError:  # it was gone before we looked
+        except (ConnectionError, BlockingIOError):  # it was gone before we looked
             return
         except OSError:  # no descriptor is left: nobody else can come, which ends in a joining's own bound
             self._selector.unregister(self._listener)
