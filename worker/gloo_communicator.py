@@ -191,7 +191,7 @@ class _Joining:
     def _meet(self, store: MeetingStore) -> tuple[Any, list[socket.socket]]:
         before = _descriptors()
         options = _distributed.ProcessGroupGloo._Options()
-        options._devices = [_distributed.ProcessGroupGloo.create_device(hostname=self._address)]
+        options._devices = [_distributed.ProcessGroupGloo.create_device(hostname=self._address, lazy_init=False)]
         options._timeout = timedelta(seconds=self._seconds)
         ports = _ports(_sockets(_descriptors() - before, _listens))
         store.set(f"ports/{self._place}", json.dumps(ports).encode())

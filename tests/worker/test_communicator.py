@@ -89,6 +89,28 @@ def test_a_session_that_nobody_comes_to_leaves_nothing_behind() -> None:
     assert after <= before
 
 
+def test_ranks_are_connected_once_they_have_joined_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Connections that gloo made later, nobody would know and shut."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    library, vectors = GlooLibrary("lo"), [torch.ones(2), torch.ones(2)]
+    identity = library.make_id()
+
+    def be(place: int) -> None:
+        session = library.join(identity, place, 2, Guard(lambda: "", join_seconds=10.0))
+        session.sum(vectors[place], "the sum")
+        session.abort()
+
+    threads = [threading.Thread(target=be, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    library.close()
+    assert [vector.tolist() for vector in vectors] == [[2.0, 2.0]] * 2
+
+
 @pytest.mark.skipif(torch.version.cuda is not None or torch.version.hip is not None, reason="this torch brings NCCL")
 def test_a_torch_without_nccl_is_named() -> None:
     with pytest.raises(SessionError, match="install a torch for CUDA or ROCm"):
