@@ -24,7 +24,7 @@ import torch.distributed
 from torch import Tensor
 
 from worker.communicator import ABORT_SECONDS, JOINING, AbortStuck, Guard, SessionError, leave_behind
-from worker.meeting import Meeting, MeetingStore, Place
+from worker.meeting import Meeting, MeetingPoint, MeetingStore
 
 _LOOK_SECONDS = 0.001
 _REACH_SECONDS = 10.0
@@ -49,13 +49,13 @@ class GlooLibrary:
             self._meeting = Meeting(address)
         except OSError as error:
             raise SessionError(f"no session can be met at {address} ({self.interface}): {error}") from error
-        return self._meeting.place.as_bytes()
+        return self._meeting.point.as_bytes()
 
     def join(self, identity: bytes, place: int, size: int, guard: Guard) -> GlooCommunicator:
         """See ``Library``. gloo connects to the others without looking up: a thread does it, and is left behind when it
         takes too long; its own bound ends it."""
         guard.check()
-        joining = _Joining(_meeting_place(identity), address_of(self.interface), place, size, guard.join_seconds)
+        joining = _Joining(_meeting_point(identity), address_of(self.interface), place, size, guard.join_seconds)
         try:
             guard.wait(joining.over, guard.join_seconds + 1.0, "joining the session")
         except BaseException:
@@ -128,7 +128,7 @@ class GlooCommunicator:
 class _Joining:
     """The thread that connects to the others."""
 
-    def __init__(self, meeting: Place, address: str, place: int, size: int, seconds: float) -> None:
+    def __init__(self, meeting: MeetingPoint, address: str, place: int, size: int, seconds: float) -> None:
         self._meeting = meeting
         self._address = address
         self._place = place
@@ -177,8 +177,8 @@ class _Joining:
                 _hang_up(*result[1])
 
     def _connect(self) -> tuple[Any, list[socket.socket]]:
-        place = (self._meeting.host, self._meeting.port)
-        connection = socket.create_connection(place, min(_REACH_SECONDS, self._seconds))
+        where = (self._meeting.host, self._meeting.port)
+        connection = socket.create_connection(where, min(_REACH_SECONDS, self._seconds))
         connection.settimeout(self._seconds)
         with connection:
             with self._lock:
@@ -213,9 +213,9 @@ def address_of(interface: str) -> str:
     )
 
 
-def _meeting_place(identity: bytes) -> Place:
+def _meeting_point(identity: bytes) -> MeetingPoint:
     try:
-        return Place.of(identity)
+        return MeetingPoint.of(identity)
     except ValueError as error:
         raise SessionError("the session's identity is none of gloo's; do all ranks train on CPUs?") from error
 

@@ -27,7 +27,7 @@ _LONGEST_LINE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeetingPoint:
     """Where to meet; who knows the key belongs there."""
 
     host: str
@@ -39,7 +39,7 @@ class Place:
         return json.dumps({"host": self.host, "port": self.port, "key": self.key}).encode()
 
     @classmethod
-    def of(cls, identity: bytes) -> Place:
+    def of(cls, identity: bytes) -> MeetingPoint:
         """Raises ``ValueError``: it is another library's."""
         try:
             found = json.loads(identity)
@@ -55,7 +55,7 @@ class Meeting:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family)
         self._listener.setblocking(False)
-        self.place = Place(address, self._listener.getsockname()[1], secrets.token_hex(16))
+        self.point = MeetingPoint(address, self._listener.getsockname()[1], secrets.token_hex(16))
         self._words: list[bytes] = []
         self._guests: dict[socket.socket, bytes] = {}
         """who is connected, and what of their last line has come"""
@@ -116,7 +116,7 @@ class Meeting:
                 if not _send(other, self._words[-1]):
                     self._drop(other)
             return guest in self._known
-        if not hmac.compare_digest(line, self.place.key.encode()):
+        if not hmac.compare_digest(line, self.point.key.encode()):
             return False
         self._known.add(guest)
         return _send(guest, b"".join(self._words))

@@ -26,7 +26,6 @@ from worker.control import Control
 from worker.data import SampleFeed
 from worker.fingerprint import dataset_size
 from worker.flat import FlatModel
-from worker.gloo_communicator import GlooLibrary
 from worker.interrupt import Interrupt
 from worker.job import Job, JobError, blamed, load_job
 from worker.lifeline import receive_orders
@@ -150,7 +149,11 @@ def sums_itself(plan: TrainingPlan) -> bool:
 def library(spec: RankSpec) -> Library:
     """What this rank's sessions are made with: NCCL between GPUs, gloo between CPUs."""
     device = torch.device(spec.device)
-    return GlooLibrary(spec.interface or "lo") if device.type == "cpu" else NcclLibrary(device, spec.interface)
+    if device.type != "cpu":
+        return NcclLibrary(device, spec.interface)
+    from worker.gloo_communicator import GlooLibrary  # torch.distributed, which not every torch has
+
+    return GlooLibrary(spec.interface or "lo")
 
 
 def report_failure(error: BaseException, spec: RankSpec, progress: ProgressBlock, link: RankLink | None) -> int:

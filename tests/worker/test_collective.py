@@ -24,7 +24,7 @@ from wire.messages import (
     SyncRefused,
 )
 from worker.control import Leave
-from worker.meeting import Place
+from worker.meeting import MeetingPoint
 
 SECOND = 1.0
 
@@ -204,7 +204,7 @@ def test_a_session_that_cannot_be_is_named(tmp_path: Path) -> None:
     (rig,) = cohort(tmp_path, 1).ranks
     rig.send(NewSession(0, b"nonsense", [0]))
     assert "none of gloo's" in rig.expect(SessionLost).reason
-    rig.send(NewSession(1, Place("127.0.0.1", 1, "key").as_bytes(), [0]))
+    rig.send(NewSession(1, MeetingPoint("127.0.0.1", 1, "key").as_bytes(), [0]))
     lost = rig.expect(SessionLost)
     assert lost.generation == 1 and "can the hosts reach each other" in lost.reason
     rig.send(NewSession(2, b"{}", [4, 5]))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import netns
-from worker.meeting import MEETING, Meeting, MeetingStore, Place
+from worker.meeting import MEETING, Meeting, MeetingPoint, MeetingStore
 
 WHY_NOT = netns.unavailable()
 
@@ -23,15 +23,15 @@ def meeting() -> Iterator[Meeting]:
         yield made
 
 
-def dial(place: Place) -> socket.socket:
-    connection = socket.create_connection((place.host, place.port), 10)
+def dial(point: MeetingPoint) -> socket.socket:
+    connection = socket.create_connection((point.host, point.port), 10)
     connection.settimeout(10)
     return connection
 
 
 @contextmanager
-def guest(place: Place) -> Iterator[MeetingStore]:
-    with closing(MeetingStore(dial(place), place.key)) as store:
+def guest(point: MeetingPoint) -> Iterator[MeetingStore]:
+    with closing(MeetingStore(dial(point), point.key)) as store:
         yield store
 
 
@@ -41,11 +41,11 @@ def is_hung_up(connection: socket.socket) -> bool:
 
 
 def test_what_one_says_reaches_those_who_were_there_and_those_who_come_later(meeting: Meeting) -> None:
-    with guest(meeting.place) as first, guest(meeting.place) as second:
+    with guest(meeting.point) as first, guest(meeting.point) as second:
         first.set("one", b"\x00\n\xff")
         assert first.get("one") == second.get("one") == b"\x00\n\xff"
         second.set("two", b"")
-        with guest(meeting.place) as third:
+        with guest(meeting.point) as third:
             third.wait(["two", "one"])
             assert (third.get("one"), third.get("two")) == (b"\x00\n\xff", b"")
         first.set("one", b"anew")
@@ -56,31 +56,31 @@ def test_what_one_says_reaches_those_who_were_there_and_those_who_come_later(mee
 
 def test_a_long_word_comes_whole(meeting: Meeting) -> None:
     word = bytes(range(256)) * 100
-    with guest(meeting.place) as first, guest(meeting.place) as second:
+    with guest(meeting.point) as first, guest(meeting.point) as second:
         first.set("long", word)
         assert second.get("long") == word
 
 
 @pytest.mark.parametrize("line", [b"no key\n", b"\n", b"x" * 200_000], ids=["another key", "no key", "endless"])
 def test_a_stranger_is_hung_up_on_and_hears_nothing(meeting: Meeting, line: bytes) -> None:
-    with guest(meeting.place) as known:
+    with guest(meeting.point) as known:
         known.set("word", b"secret")
         known.wait(["word"])
-        stranger = dial(meeting.place)
+        stranger = dial(meeting.point)
         try:
             stranger.sendall(line)
             hung_up = is_hung_up(stranger)
         except ConnectionError:  # while it still talked
             hung_up = True
         assert hung_up
-        with guest(meeting.place) as late:
+        with guest(meeting.point) as late:
             assert late.get("word") == b"secret"
 
 
 def test_a_guest_who_is_gone_does_not_keep_the_others(meeting: Meeting) -> None:
-    with guest(meeting.place) as stays:
+    with guest(meeting.point) as stays:
         for number in range(20):
-            with guest(meeting.place) as leaves:
+            with guest(meeting.point) as leaves:
                 leaves.set(str(number), b"")
         stays.wait([str(number) for number in range(20)])
 
@@ -88,13 +88,13 @@ def test_a_guest_who_is_gone_does_not_keep_the_others(meeting: Meeting) -> None:
 @pytest.mark.parametrize("how", ["the meeting closes", "the connection is shut"])
 def test_who_waits_is_woken(how: str) -> None:
     meeting = Meeting("127.0.0.1")
-    connection = dial(meeting.place)
-    store = MeetingStore(connection, meeting.place.key)
+    connection = dial(meeting.point)
+    store = MeetingStore(connection, meeting.point.key)
     ends: dict[str, Callable[[], object]] = {
         "the meeting closes": meeting.close,
         "the connection is shut": lambda: connection.shutdown(socket.SHUT_RDWR),
     }
-    with guest(meeting.place) as other:  # it has been heard once its own word is back
+    with guest(meeting.point) as other:  # it has been heard once its own word is back
         other.set("word", b"")
         store.wait(["word"])
     timer = threading.Timer(0.05, ends[how])
@@ -113,9 +113,16 @@ def test_who_waits_is_woken(how: str) -> None:
 )
 def test_an_identity_of_another_library_is_no_place(identity: bytes) -> None:
     with pytest.raises(ValueError, match="no place to meet at"):
-        Place.of(identity)
-    place = Place("10.0.0.1", 7, "key")
-    assert Place.of(place.as_bytes()) == place
+        MeetingPoint.of(identity)
+    point = MeetingPoint("10.0.0.1", 7, "key")
+    assert MeetingPoint.of(point.as_bytes()) == point
+
+
+def test_a_rank_that_meets_nobody_needs_no_distributed_torch() -> None:
+    """Some builds of torch for small devices have none; the CPU modes train there."""
+    without = "import sys, torch; sys.modules['torch._C._distributed_c10d'] = None; import worker.rank"
+    done = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 RANK = """
