@@ -146,6 +146,8 @@ def start_rank(
             outcome.append(error)
         finally:
             link.close()
+            if sessions is not None:  # of a loop that failed, as the end of its process would
+                sessions.close()
 
     thread = threading.Thread(target=run, name=f"rank {rank}", daemon=True)
     rig = RankRig(spec, BlockingLink(ours), workload, progress, thread, outcome)

@@ -35,20 +35,22 @@ def checksum(vector: torch.Tensor) -> str:
     return as_text(int(checksum_of(vector)))
 
 
-def aborting() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "abort session"]
+def aborting() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "abort session"}
 
 
 def test_what_hangs_is_left_behind_under_a_name() -> None:
+    others = aborting()  # of tests before this one
     bounded(lambda: None, 5.0, "never said")
-    assert not aborting()
+    assert aborting() <= others
     gate = threading.Event()
     with pytest.raises(AbortStuck, match="this rank's GPU may hang"):
         bounded(lambda: gate.wait(20), 0.01, "this rank's GPU may hang")
-    assert hangs() and aborting()
+    (left,) = aborting() - others
+    assert hangs()
     gate.set()
-    aborting()[0].join(30)
-    assert not aborting()
+    left.join(30)
+    assert aborting() <= others
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
