@@ -9,6 +9,7 @@ That it cannot be written is worth a line in the log, and costs nothing else (be
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -73,7 +74,8 @@ def write_death(root: Path, run: Row, row: Row) -> None:
         temporary.rename(path)
     except OSError as error:
         log.error("%s could not be written: %s", path, error.strerror or error)
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it may refuse that as well
+            temporary.unlink(missing_ok=True)
 
 
 def death_file(root: Path, rank: int) -> Path:

@@ -16,8 +16,8 @@ RUN = {"id": 4, "name": "swift-badger", "job": "a.py:A", "mode": "cpu_cadence", 
 ROW: dict[str, Any] = {"id": 9, "run_id": 4, "rank": 2, "reason": "grün", "signal": "SIGKILL", "waited": {"0": 1.5}}
 
 
-def files(root: Path) -> DeathFiles:
-    tasks: list[asyncio.Task[None]] = []
+def files(root: Path, tasks: list[asyncio.Task[None]] | None = None) -> DeathFiles:
+    tasks = [] if tasks is None else tasks
     return DeathFiles(root, RUN, lambda work, name: tasks.append(asyncio.create_task(work, name=name)))
 
 
@@ -39,8 +39,12 @@ async def test_each_death_has_one_file_with_its_newest_word(tmp_path: Path) -> N
 
 async def test_a_disk_that_refuses_costs_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "runs").write_text("no directory")
-    written = files(tmp_path / "runs" / "4")
+    tasks: list[asyncio.Task[None]] = []
+    written = files(tmp_path / "runs" / "4", tasks)
     with caplog.at_level(logging.ERROR):
         written.put(ROW)
+        written.put(ROW | {"rank": 3})
         await written.written()
-    assert "model.rank2.death.json could not be written" in caplog.text
+    for rank in (2, 3):
+        assert f"model.rank{rank}.death.json could not be written" in caplog.text
+    assert [await task for task in tasks] == [None]
