@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,26 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="record the scenario transcripts anew")
+
+
+class Unheard(logging.Handler):
+    """What went wrong in tasks and callbacks that nobody awaits: asyncio tells it to the log alone, of a task when it is
+    collected, which may be in a later test."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(self.format(record))
+
+
+_unheard = Unheard()
+logging.getLogger("asyncio").addHandler(_unheard)
+
+
+@pytest.fixture(autouse=True)
+def everything_is_heard() -> Iterator[None]:
+    yield
+    told, _unheard.told = _unheard.told, []
+    assert not told, "\n".join(["of this test or one before it:", *told])
