@@ -32,8 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Unheard(logging.Handler):
-    """What went wrong in tasks and callbacks that nobody awaits: asyncio tells it to the log alone, and of a task when it
-    is collected, which may be in a later test."""
+    """What went wrong in tasks and callbacks that nobody awaits. asyncio tells it to the log alone, and of a task when
+    that is collected, which may be in a later test."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
