@@ -16,18 +16,19 @@ RUN = {"id": 4, "name": "swift-badger", "job": "a.py:A", "mode": "cpu_cadence", 
 ROW: dict[str, Any] = {"id": 9, "run_id": 4, "rank": 2, "reason": "grün", "signal": "SIGKILL", "waited": {"0": 1.5}}
 
 
-def files(root: Path, tasks: list[asyncio.Task[None]] | None = None) -> DeathFiles:
-    tasks = [] if tasks is None else tasks
+def files(root: Path, tasks: list[asyncio.Task[None]]) -> DeathFiles:
     return DeathFiles(root, RUN, lambda work, name: tasks.append(asyncio.create_task(work, name=name)))
 
 
 async def test_each_death_has_one_file_with_its_newest_word(tmp_path: Path) -> None:
     root = tmp_path / "runs" / "4" / "checkpoints"
-    written = files(root)
+    tasks: list[asyncio.Task[None]] = []
+    written = files(root, tasks)
     for recovery in ({"detect": 0.1}, {"detect": 0.1, "decide": 0.0, "resume": 0.5, "first_step": 0.2}):
         written.put(ROW | {"recovery": recovery})
         written.put(ROW | {"rank": 3, "recovery": recovery})
     await written.written()
+    assert [await task for task in tasks] == [None]
     assert sorted(path.name for path in root.iterdir()) == ["model.rank2.death.json", "model.rank3.death.json"]
     told = json.loads(death_file(root, 2).read_text())
     assert told["schema_version"] == SCHEMA_VERSION

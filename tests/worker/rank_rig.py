@@ -144,10 +144,10 @@ def start_rank(
             outcome.append(loop.run())
         except BaseException as error:
             outcome.append(error)
+            if sessions is not None:  # as the end of its process would; a loop that is told to leave does it itself
+                sessions.close()
         finally:
             link.close()
-            if sessions is not None:  # of a loop that failed, as the end of its process would
-                sessions.close()
 
     thread = threading.Thread(target=run, name=f"rank {rank}", daemon=True)
     rig = RankRig(spec, BlockingLink(ours), workload, progress, thread, outcome)
