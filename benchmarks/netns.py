@@ -4,7 +4,9 @@
         host = network.add(mbit=1000)
         subprocess.Popen(host.command("python", "-m", "worker", "--join", f"http://{network.address}:8470"))
 
-This namespace sits on the bridge under ``network.address``, without a limit of its own. A host's limit is a token
+The bridge stands in a namespace too, the hub, and the thread that entered the network is there until it leaves: what it
+starts and opens meanwhile sits on the bridge under ``network.address``, without a limit of its own. The machine's own
+network never changes, since whoever uses it would notice: browsers drop what they are loading. A host's limit is a token
 bucket (tc tbf) at both ends of its link, so that it holds for each direction by itself. What a process leaves when it
 is killed, the next network removes: names hold the process's number.
 
@@ -13,9 +15,9 @@ is killed, the next network removes: names hold the process's number.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -28,7 +30,11 @@ BURST_BYTES = 256 << 10
 """of a bucket: some of the largest packets that the kernel hands to a link at once (64 KiB), 2 ms at 1 Gbit/s"""
 QUEUE_BYTES = 1 << 20
 """what waits for tokens before packets are dropped: 8 ms at 1 Gbit/s, a switch port's"""
+SUBNET = "10.64.0"
+"""of every network: each has its own hub, so none meets another or the machine's"""
 NAMESPACES = Path("/run/netns")
+BRIDGE = "bridge"
+CLONE_NEWNET = 0x40000000
 _NAME = re.compile(r"ml(?P<pid>[0-9a-f]{6})[a-z]\w*")
 _networks = itertools.count()
 
@@ -55,9 +61,10 @@ def unavailable() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A namespace with one interface, ``interface`` inside and ``outside`` on the bridge."""
+    """A namespace with one interface, ``interface`` inside and ``outside`` on the hub's bridge."""
 
     namespace: str
+    hub: str
     interface: str
     outside: str
     address: str
@@ -68,24 +75,24 @@ class Host:
 
     def limit(self, mbit: float | None) -> None:
         """Hold each direction of the link to so many Mbit/s, or to nothing. Raises ``NetnsError``."""
-        for place, interface in ((("-n", self.namespace), self.interface), ((), self.outside)):
+        for place, interface in ((self.namespace, self.interface), (self.hub, self.outside)):
             if mbit is None:
-                _run("tc", *place, "qdisc", "del", "dev", interface, "root", tolerate=True)
+                _run("tc", "-n", place, "qdisc", "del", "dev", interface, "root", tolerate=True)
                 continue
             bucket = ("rate", f"{mbit:g}mbit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES))
-            _run("tc", *place, "qdisc", "replace", "dev", interface, "root", "tbf", *bucket)
+            _run("tc", "-n", place, "qdisc", "replace", "dev", interface, "root", "tbf", *bucket)
 
     def cut(self) -> None:
         """Take the link down: nothing passes, nobody is told. Raises ``NetnsError``."""
-        _run("ip", "link", "set", self.outside, "down")
+        _run("ip", "-n", self.hub, "link", "set", self.outside, "down")
 
     def mend(self) -> None:
         """Bring it up again. Raises ``NetnsError``."""
-        _run("ip", "link", "set", self.outside, "up")
+        _run("ip", "-n", self.hub, "link", "set", self.outside, "up")
 
     def is_down(self) -> bool:
         """Whether the link is down, as the kernel says. Raises ``NetnsError``."""
-        return "state DOWN" in _run("ip", "link", "show", self.outside)
+        return "state DOWN" in _run("ip", "-n", self.hub, "link", "show", self.outside)
 
     def block(self, hook: str) -> None:
         """Drop every packet that comes in (``input``) or goes out (``output``): a link that is cut one way. Needs nft;
@@ -105,27 +112,31 @@ def cannot_block() -> str:
 
 
 class Network:
-    """A bridge, this namespace's ``address`` on it, and the hosts that were added. Leaving the block removes them all;
-    what runs in them should have ended by then."""
+    """A hub, this thread's ``address`` in it, and the hosts that were added. Leaving the block, by the thread that
+    entered it, removes them all; what runs in them should have ended by then."""
 
     def __init__(self) -> None:
         self.hosts: list[Host] = []
+        self.address = f"{SUBNET}.1"
         self._prefix = f"{_prefix()}{chr(ord('a') + next(_networks) % 26)}"
-        self._bridge = f"{self._prefix}b"
-        self._subnet = ""
-
-    @property
-    def address(self) -> str:
-        """Of this namespace, for the hosts."""
-        return f"{self._subnet}.1"
+        self._hub = f"{self._prefix}h"
+        self._home = -1
 
     def __enter__(self) -> Self:
+        """Raises ``NetnsError``."""
         reap_abandoned()
+        self._home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._subnet = _free_subnet()
-            _run("ip", "link", "add", self._bridge, "type", "bridge")
-            _run("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
-            _run("ip", "link", "set", self._bridge, "up")
+            _run("ip", "netns", "add", self._hub)
+            self._on_hub("link", "set", "lo", "up")
+            self._on_hub("link", "add", BRIDGE, "type", "bridge")
+            self._on_hub("addr", "add", f"{self.address}/24", "dev", BRIDGE)
+            self._on_hub("link", "set", BRIDGE, "up")
+            hub = os.open(NAMESPACES / self._hub, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _move_thread(hub)
+            finally:
+                os.close(hub)
         except BaseException:
             self._remove()
             raise
@@ -137,39 +148,39 @@ class Network:
     def add(self, mbit: float | None = None) -> Host:
         """A further host, its link limited to ``mbit`` Mbit/s in each direction. Raises ``NetnsError``."""
         number = len(self.hosts)
-        name, outside = f"{self._prefix}{number}", f"{self._prefix}v{number}"
-        host = Host(name, "eth0", outside, f"{self._subnet}.{number + 2}")
+        host = Host(f"{self._prefix}{number}", self._hub, "eth0", f"host{number}", f"{SUBNET}.{number + 2}")
         self.hosts.append(host)
+        name, inside = host.namespace, ("ip", "-n", host.namespace)
         _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", outside, "type", "veth", "peer", "name", host.interface, "netns", name)
-        _run("ip", "link", "set", outside, "master", self._bridge)
-        _run("ip", "-n", name, "addr", "add", f"{host.address}/24", "dev", host.interface)
-        _run("ip", "-n", name, "link", "set", "lo", "up")
-        _run("ip", "-n", name, "link", "set", host.interface, "up")
-        _run("ip", "link", "set", outside, "up")
+        self._on_hub("link", "add", host.outside, "type", "veth", "peer", "name", host.interface, "netns", name)
+        self._on_hub("link", "set", host.outside, "master", BRIDGE)
+        _run(*inside, "addr", "add", f"{host.address}/24", "dev", host.interface)
+        _run(*inside, "link", "set", "lo", "up")
+        _run(*inside, "link", "set", host.interface, "up")
+        self._on_hub("link", "set", host.outside, "up")
         if mbit is not None:
             host.limit(mbit)
         return host
 
+    def _on_hub(self, *command: str) -> None:
+        _run("ip", "-n", self._hub, *command)
+
     def _remove(self) -> None:
-        for host in self.hosts:
-            _run("ip", "link", "del", host.outside, tolerate=True)
-            _run("ip", "netns", "del", host.namespace, tolerate=True)
-        _run("ip", "link", "del", self._bridge, tolerate=True)
+        _move_thread(self._home)
+        os.close(self._home)
+        for name in [*(host.namespace for host in self.hosts), self._hub]:  # links go with them
+            _run("ip", "netns", "del", name, tolerate=True)
         self.hosts = []
 
 
 def reap_abandoned() -> list[str]:
-    """Remove namespaces and links whose process is gone; returns their names."""
-    found = [path.name for path in NAMESPACES.glob("ml*")] if NAMESPACES.is_dir() else []
-    links = [line.split(": ")[1].partition("@")[0] for line in _run("ip", "-o", "link", "show").splitlines()]
+    """Remove namespaces whose process is gone; returns their names."""
     reaped = []
-    for name in [*found, *links]:
+    for name in sorted(path.name for path in NAMESPACES.glob("ml*")):
         match = _NAME.fullmatch(name)
         if match is None or Path(f"/proc/{int(match['pid'], 16)}").exists():
             continue
-        kind = "netns" if name in found else "link"
-        _run("ip", kind, "del", name, tolerate=True)
+        _run("ip", "netns", "del", name, tolerate=True)
         reaped.append(name)
     return reaped
 
@@ -184,13 +195,11 @@ def _prefix() -> str:
     return f"ml{os.getpid():06x}"
 
 
-def _free_subnet() -> str:
-    taken = _run("ip", "-4", "-o", "addr", "show") + _run("ip", "-4", "route", "show")
-    for _ in range(1000):
-        subnet = f"10.{random.randrange(64, 256)}.{random.randrange(256)}"
-        if f"{subnet}." not in taken:
-            return subnet
-    raise NetnsError("no free subnet below 10.64.0.0")
+def _move_thread(namespace: int) -> None:
+    """The calling thread into the network namespace of a descriptor. Raises ``NetnsError``."""
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
+    if libc.setns(namespace, CLONE_NEWNET):
+        raise NetnsError(f"setns: {os.strerror(ctypes.get_errno())}")
 
 
 def _run(*command: str, tolerate: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,13 @@ WHY_NOT = netns.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")]
 
 LISTEN = "import socket; s = socket.create_server((%r, 0)); print(s.getsockname()[1], flush=True); s.accept()"
+LINKS, ADDRESSES, ROUTES = 0x1, 0x10 | 0x100, 0x40 | 0x400
+"""groups of rtnetlink, IPv4's and IPv6's"""
 DIAL = "import socket, sys; socket.create_connection((%r, %d), timeout=5)"
 
 
 def links() -> str:
+    """Those that this thread sees."""
     return subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
 
 
@@ -53,11 +57,31 @@ def test_a_limit_holds_in_both_directions() -> None:
 
 
 def test_nothing_is_left_behind() -> None:
+    before = links()
     with netns.Network() as network:
         host = network.add()
         assert host.outside in links()
-    assert host.outside not in links()
+    assert links() == before
     assert not (netns.NAMESPACES / host.namespace).exists()
+    assert not (netns.NAMESPACES / host.hub).exists()
+
+
+def test_the_network_outside_does_not_change_meanwhile() -> None:
+    """Browsers drop what they load when it does. Heard in a namespace that stands for the machine."""
+    with (
+        netns.Network() as machine,
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as changes,
+    ):
+        changes.bind((0, LINKS | ADDRESSES | ROUTES))
+        changes.setblocking(False)
+        with netns.Network() as network:
+            host = network.add(mbit=1000)
+            host.cut()
+            host.mend()
+        with pytest.raises(BlockingIOError):
+            changes.recv(65536)
+        outside = machine.add().outside
+        assert outside.encode() in changes.recv(65536)
 
 
 def test_what_a_killed_process_left_is_reaped(tmp_path: Path) -> None:
