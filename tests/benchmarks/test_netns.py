@@ -17,9 +17,9 @@ WHY_NOT = netns.unavailable()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")]
 
 LISTEN = "import socket; s = socket.create_server((%r, 0)); print(s.getsockname()[1], flush=True); s.accept()"
+DIAL = "import socket, sys; socket.create_connection((%r, %d), timeout=5)"
 LINKS, ADDRESSES, ROUTES = 0x1, 0x10 | 0x100, 0x40 | 0x400
 """groups of rtnetlink, IPv4's and IPv6's"""
-DIAL = "import socket, sys; socket.create_connection((%r, %d), timeout=5)"
 
 
 def links() -> str:
