@@ -6,9 +6,9 @@
 
 The bridge stands in a namespace too, the hub, and the thread that entered the network is there until it leaves: what it
 starts and opens meanwhile sits on the bridge under ``network.address``, without a limit of its own. The machine's own
-network never changes, since whoever uses it would notice: browsers drop what they are loading. A host's limit is a token
-bucket (tc tbf) at both ends of its link, so that it holds for each direction by itself. What a process leaves when it
-is killed, the next network removes: names hold the process's number.
+network never changes, since whoever uses it would notice: browsers drop what they are loading. A host's limit is a
+token bucket (tc tbf) at both ends of its link, so that it holds for each direction by itself. What a process leaves
+when it is killed, the next network removes: names hold the process's number.
 
 ``python -m benchmarks.netns NAMESPACE PROGRAM ...`` becomes that program inside the namespace.
 """

@@ -1,7 +1,8 @@
 """The dashboard's files as they are: no build, nothing from elsewhere, a policy that lets nothing else run.
 
 ``/app/*`` is ``frontend/app``. ``/vendor/*`` is exactly what ``frontend/vendor.json`` lists; npm put that
-below ``frontend/``. The import map must stand inside the page, so its hash is in the policy.
+below ``frontend/``. The import map must stand inside the page, and so must the script that watches whether the others
+arrive: the policy holds their hashes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def page_policy(script_hashes: list[str]) -> str:
-    """The dashboard's Content-Security-Policy. ``script_hashes`` are those of its inline import map."""
+    """The dashboard's Content-Security-Policy. ``script_hashes`` are those of its inline scripts."""
     scripts = " ".join(["'self'", *(f"'sha256-{value}'" for value in script_hashes)])
     return (
         f"default-src 'none'; script-src {scripts}; style-src 'self'; connect-src 'self'; "
@@ -55,8 +56,8 @@ def page_policy(script_hashes: list[str]) -> str:
     )
 
 
-class _ImportMaps(HTMLParser):
-    """Collects the text of inline import maps, to the byte."""
+class _InlineScripts(HTMLParser):
+    """Collects the text of scripts that stand in the page, to the byte."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)
@@ -64,8 +65,7 @@ class _ImportMaps(HTMLParser):
         self._inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        kinds = dict(attrs)
-        self._inside = tag == "script" and kinds.get("type") == "importmap" and "src" not in kinds
+        self._inside = tag == "script" and "src" not in dict(attrs)
         if self._inside:
             self.texts.append("")
 
@@ -78,9 +78,9 @@ class _ImportMaps(HTMLParser):
             self.texts[-1] += data
 
 
-def import_map_hashes(html: str) -> list[str]:
-    """sha256 of each inline import map of a page, in base64, as a policy wants it."""
-    parser = _ImportMaps()
+def inline_script_hashes(html: str) -> list[str]:
+    """sha256 of each inline script of a page, in base64, as a policy wants it."""
+    parser = _InlineScripts()
     parser.feed(html)
     parser.close()
     return [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in parser.texts]
@@ -106,7 +106,7 @@ class Frontend:
         file = self._load(self._folder / "index.html", self._folder)
         if file is None:
             raise ApiProblem(503, "frontend_missing", "The dashboard's files are not beside this controller.")
-        policy = page_policy(import_map_hashes(file.content.decode()))
+        policy = page_policy(inline_script_hashes(file.content.decode()))
         return _answer(request, file, MEDIA_TYPES[".html"], policy)
 
     def app(self, request: Request, path: str) -> Response:

@@ -1,5 +1,6 @@
 /** The REST interface: JSON in and out, every refusal a `Problem` that can be shown as it is. */
-import { signal } from "./html.js";
+import { signal, useEffect, useState } from "./html.js";
+import { retryDelay } from "./stream.js";
 
 /** unknown until the first answer, then in or out. */
 export const session = signal("unknown");
@@ -80,20 +81,64 @@ export async function* pages(path, after, { limit = 400, key, until = Infinity }
 }
 
 /**
+ * What `ask` resolves to. While nobody answers, or the controller is in trouble, it is asked again; `away` is told the
+ * problem each time, and stops it by throwing.
+ */
+export async function untilAnswered(ask, away, wait = retryDelay) {
+  for (let tries = 0; ; tries += 1) {
+    try {
+      return await ask();
+    } catch (problem) {
+      if (!(problem instanceof Problem) || (problem.status > 0 && problem.status < 500)) throw problem;
+      away(problem);
+    }
+    await new Promise((resolve) => setTimeout(resolve, wait(tries)));
+  }
+}
+
+const UNKNOWN = { answer: null, problem: null };
+
+/** A GET of `path` as {answer, problem}, asked until it is answered; nothing is asked while there is no path. */
+export function useAnswer(path) {
+  const [known, setKnown] = useState({ path: null, ...UNKNOWN });
+  useEffect(() => {
+    if (!path) return undefined;
+    let current = true;
+    const away = (problem) => {
+      if (!current || !(problem instanceof Problem)) throw problem;
+      setKnown({ path, answer: null, problem });
+    };
+    untilAnswered(() => get(path), away).then(
+      (answer) => current && setKnown({ path, answer, problem: null }),
+      (problem) => current && away(problem),
+    );
+    return () => {
+      current = false;
+    };
+  }, [path]);
+  return known.path === path ? known : UNKNOWN;
+}
+
+/**
  * The printed address `/#ticket=...` is traded for a cookie once. It leaves the address bar before anything else
  * happens, so that it is in no history, bookmark or screenshot. Resolves to a Problem, or null.
  */
-export async function tradeTicket() {
+export async function tradeTicket(away) {
   const ticket = new URLSearchParams(location.hash.slice(1)).get("ticket");
   if (!ticket) return null;
   history.replaceState(null, "", `${location.pathname}#/`);
-  return signIn({ ticket });
+  try {
+    await untilAnswered(() => post("session", { ticket }), away);
+    return null;
+  } catch (problem) {
+    return problem;
+  }
 }
 
-/** Trade a ticket or the operator's token for a cookie. Resolves to a Problem, or null. */
-export async function signIn(credential) {
+/** Trade the operator's token for a cookie. Resolves to a Problem, or null. */
+export async function signIn(token) {
   try {
-    await post("session", credential);
+    await post("session", { token });
     return null;
   } catch (problem) {
     return problem;

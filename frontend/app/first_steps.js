@@ -1,14 +1,11 @@
 /** What somebody without a run needs to know: three steps, each with its button or its command. */
 import { Command } from "./acts.js";
-import { get } from "./api.js";
-import { html, useEffect, useState } from "./html.js";
+import { useAnswer } from "./api.js";
+import { html } from "./html.js";
 import { Mark } from "./icons.js";
 
 export function FirstSteps() {
-  const [controller, setController] = useState(null);
-  useEffect(() => {
-    get("controller").then(setController, () => undefined);
-  }, []);
+  const { answer: controller } = useAnswer("controller");
   return html`
     <section class="first-steps">
       <${Mark} size=${56} />

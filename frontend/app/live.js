@@ -1,5 +1,5 @@
 /** Live views as signals: REST for what is past, the stream for what is now, one reducer for both. */
-import { Problem, get, pages, session } from "./api.js";
+import { Problem, get, pages, session, untilAnswered } from "./api.js";
 import { computed, signal } from "./html.js";
 import { EVENTS_KEPT, initial, isEnded, reduce } from "./store.js";
 import { Stream } from "./stream.js";
@@ -89,6 +89,36 @@ class Live {
     });
   }
 
+  /** `take()`, or null and the problem. */
+  async once() {
+    try {
+      return await this.take();
+    } catch (problem) {
+      return this.failed(problem);
+    }
+  }
+
+  /** The same, asked until there is an answer. */
+  async first() {
+    try {
+      return await untilAnswered(
+        () => this.take(),
+        (problem) => {
+          this.failed(problem);
+          if (this.closed) throw problem;
+        },
+      );
+    } catch (problem) {
+      return this.failed(problem);
+    }
+  }
+
+  failed(problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    this.problem.value = problem;
+    return null;
+  }
+
   close() {
     this.closed = true;
     this.stream?.close();
@@ -108,7 +138,7 @@ export class LiveRun extends Live {
   }
 
   async open() {
-    const view = await this.poll();
+    const view = await this.first();
     if (view && !isEnded(view.phase)) this.connect();
   }
 
@@ -121,21 +151,15 @@ export class LiveRun extends Live {
     return state;
   }
 
-  /** The run's REST view into the state; the whole history with it when the run is over. Null when there is none. */
-  async poll() {
-    try {
-      const view = await get(`runs/${this.id}`);
-      if (this.closed) return null;
-      const over = isEnded(view.phase);
-      this.dispatch({ type: "polled", now: now(), view, history: over });
-      this.problem.value = null;
-      if (over) await this.load();
-      return view;
-    } catch (problem) {
-      if (!(problem instanceof Problem)) throw problem;
-      this.problem.value = problem;
-      return null;
-    }
+  /** The run's REST view into the state; the whole history with it when the run is over. */
+  async take() {
+    const view = await get(`runs/${this.id}`);
+    if (this.closed) return null;
+    const over = isEnded(view.phase);
+    this.dispatch({ type: "polled", now: now(), view, history: over });
+    this.problem.value = null;
+    if (over) await this.load();
+    return view;
   }
 
   async load() {
@@ -165,16 +189,16 @@ export class LiveRun extends Live {
     }
   }
 
-  /** The run ended while we watched: take the final record once, and let the stream go. */
+  /** The run ended while we watched: take the final record, and let the stream go. */
   async settle() {
     this.stream?.close();
     this.stream = null;
-    await this.poll();
+    await this.first();
   }
 
   async lost() {
     if (session.value === "out") return false;
-    const view = await this.poll();
+    const view = await this.once();
     const gone = this.problem.value && [401, 404].includes(this.problem.value.status);
     return !gone && !(view && isEnded(view.phase));
   }
@@ -191,23 +215,18 @@ export class LiveOverview extends Live {
   }
 
   async open() {
-    if (await this.page()) this.connect();
+    if (await this.first()) this.connect();
   }
 
   /** One more page of history from REST. */
-  async page() {
+  async take() {
     const cursor = this.cursor.value ? `&cursor=${encodeURIComponent(this.cursor.value)}` : "";
-    try {
-      const { items, next_cursor: next } = await get(`runs?limit=50${cursor}`);
-      this.older.value = [...this.older.value, ...items];
-      this.cursor.value = next ?? null;
-      this.loaded.value = true;
-      this.problem.value = null;
-      return true;
-    } catch (problem) {
-      this.problem.value = problem;
-      return problem.status !== 401;
-    }
+    const page = await get(`runs?limit=50${cursor}`);
+    this.older.value = [...this.older.value, ...page.items];
+    this.cursor.value = page.next_cursor ?? null;
+    this.loaded.value = true;
+    this.problem.value = null;
+    return page;
   }
 
   async lost() {

@@ -1,6 +1,6 @@
 /** The frame around every page: who you are, where you are, and the page itself. */
 import { Button } from "./acts.js";
-import { get, session, signOut, tradeTicket } from "./api.js";
+import { get, session, signOut, tradeTicket, untilAnswered } from "./api.js";
 import { h, html, render, signal, useEffect, useState } from "./html.js";
 import { Icon, Mark } from "./icons.js";
 import { NewRun } from "./new_run.js";
@@ -9,7 +9,7 @@ import { RunPage } from "./run_page.js";
 import { RunsPage } from "./runs_page.js";
 import { SignIn } from "./sign_in.js";
 import { setTheme, theme } from "./theme.js";
-import { Toasts } from "./toasts.js";
+import { Toasts, toast } from "./toasts.js";
 import { Choice, Notice } from "./ui.js";
 
 const route = signal(routeOf(location.hash));
@@ -26,16 +26,20 @@ window.addEventListener("hashchange", () => {
   document.querySelector("h1")?.focus({ preventScroll: true });
 });
 
-/** Trade a ticket if the address holds one, then find out whether we are in. */
+/** Trade a ticket if the address holds one, then find out whether we are in. Both are asked until there is an answer. */
 async function enter() {
-  refused.value = await tradeTicket();
+  const away = (problem) => {
+    unreachable.value = problem;
+  };
+  refused.value = await tradeTicket(away);
   route.value = routeOf(location.hash);
   try {
-    await get("session");
+    await untilAnswered(() => get("session"), away);
   } catch (problem) {
-    if (problem.status !== 401) unreachable.value = problem;
+    if (problem.status !== 401) refused.value = problem;
     session.value = "out";
   }
+  unreachable.value = null;
 }
 
 const THEMES = [
@@ -60,13 +64,15 @@ function TopBar() {
       <div class="topbar-end">
         <${Choice} legend="Theme" value=${theme.value} options=${THEMES} onPick=${setTheme} />
         ${inside &&
-        html`<${Button} kind="quiet" icon="leave" onPress=${signOut} aria-label="Sign out">
+        html`<${Button} kind="quiet" icon="leave" onPress=${leave} aria-label="Sign out">
           <span class="optional">Sign out</span>
         <//>`}
       </div>
     </header>
   `;
 }
+
+const leave = () => signOut().catch((problem) => toast(problem.message, "bad"));
 
 function skip(event) {
   event.preventDefault();
@@ -96,10 +102,19 @@ function ScriptError() {
 
 function Page() {
   const { page, id } = route.value;
-  if (session.value === "unknown") return html`<p class="booting" role="status">Loading …</p>`;
-  if (session.value === "out") return html`<${SignIn} refused=${refused.value} unreachable=${unreachable.value} />`;
+  if (session.value === "unknown") return html`<${Entering} />`;
+  if (session.value === "out") return html`<${SignIn} refused=${refused.value} />`;
   if (page === "new") return html`<${NewRun} />`;
   return page === "run" ? html`<${RunPage} id=${id} key=${id} />` : html`<${RunsPage} />`;
+}
+
+function Entering() {
+  const problem = unreachable.value;
+  if (!problem) return html`<p class="booting" role="status">Loading …</p>`;
+  return html`
+    <div class="page-head"><h1 tabindex="-1">Marchline</h1></div>
+    <${Notice} tone="bad" title="No answer" live=${true}>${problem.message} This page goes on asking.<//>
+  `;
 }
 
 const App = () => html`
@@ -108,7 +123,14 @@ const App = () => html`
   <${Toasts} />
 `;
 
-const root = document.getElementById("app");
-root.replaceChildren();
-render(h(App), root);
-enter();
+function start() {
+  document.documentElement.dataset.boot = "started";
+  if (history.state) history.replaceState(null, "");
+  const root = document.getElementById("app");
+  root.replaceChildren();
+  render(h(App), root);
+  enter();
+}
+
+// What index.html found missing comes with the next load; a ticket is not spent on this one.
+if (document.documentElement.dataset.boot !== "stuck") start();

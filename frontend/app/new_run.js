@@ -1,7 +1,7 @@
 /** New run: the form made from the job's own parameters, the window in words, and every refusal at its field. */
 import { useAct } from "./acts.js";
-import { get, post } from "./api.js";
-import { html, useEffect, useRef, useState } from "./html.js";
+import { post, useAnswer } from "./api.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Advanced, JobPanel, Summary, TrainingPanel, WindowPanel } from "./new_run_panels.js";
 import { ALL_FIELDS, counts } from "./run_fields.js";
 import { fieldsOf, parse } from "./schema.js";
@@ -49,35 +49,20 @@ export function NewRun() {
 
 /** The controller's jobs: {items, broken} or null until known, and the problem of asking. */
 function useJobs(onFirst) {
-  const [jobs, setJobs] = useState(null);
-  const { run, problem } = useAct(async () => {
-    const answer = await get("jobs");
-    setJobs(answer);
-    if (answer.items.length) onFirst(answer.items[0].job);
-  });
+  const { answer, problem } = useAnswer("jobs");
   useEffect(() => {
-    run();
-  }, []);
-  return { list: jobs, problem };
+    if (answer?.items.length) onFirst(answer.items[0].job);
+  }, [answer]);
+  return { list: answer, problem };
 }
 
-/** The parameters of a job as fields; the last answer wins when the choice changes quickly. */
+/** The parameters of a job as fields. */
 function useSchema(job) {
-  const [answer, setAnswer] = useState({ job: "", fields: [], problem: null });
   const named = job.includes(":");
-  useEffect(() => {
-    if (!named) return undefined;
-    let current = true;
-    get(`jobs/schema?job=${encodeURIComponent(job)}`).then(
-      ({ schema }) => current && setAnswer({ job, fields: fieldsOf(schema), problem: null }),
-      (problem) => current && setAnswer({ job, fields: [], problem }),
-    );
-    return () => {
-      current = false;
-    };
-  }, [job]);
-  if (answer.job === job) return { ...answer, note: "This job has no parameters." };
-  return { fields: [], problem: null, note: named ? "Reading the job …" : "They are shown once a job is chosen." };
+  const { answer, problem } = useAnswer(named && `jobs/schema?job=${encodeURIComponent(job)}`);
+  const fields = useMemo(() => (answer ? fieldsOf(answer.schema) : []), [answer]);
+  const waiting = named ? "Reading the job …" : "They are shown once a job is chosen.";
+  return { fields, problem, note: answer ? "This job has no parameters." : waiting };
 }
 
 /** The field of the form that a refusal is about: "speed_hint.0" is a part of "speed_hint". */

@@ -122,7 +122,7 @@ function History({ runs, live }) {
             No run matches. <button type="button" class="link" onClick=${all}>Show all</button>
           </p>`}
       ${live.cursor.value &&
-      html`<div class="panel-foot"><${Button} onPress=${() => live.page()}>Load older runs<//></div>`}
+      html`<div class="panel-foot"><${Button} onPress=${() => live.once()}>Load older runs<//></div>`}
     <//>
   `;
 }

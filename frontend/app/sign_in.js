@@ -3,13 +3,13 @@ import { signIn } from "./api.js";
 import { html, useState } from "./html.js";
 import { Notice } from "./ui.js";
 
-/** `refused` is the problem of a one-time address that was not accepted, `unreachable` that of asking at all. */
-export function SignIn({ refused, unreachable }) {
+/** `refused` is the problem of a one-time address that was not accepted, or of asking who we are. */
+export function SignIn({ refused }) {
+  const title = refused?.status === 401 ? "That address was not accepted" : refused?.title;
   return html`
     <section class="sign-in">
       <h1 tabindex="-1">Sign in</h1>
-      ${unreachable && html`<${Notice} tone="bad" title="No answer">${unreachable.message}<//>`}
-      ${refused && html`<${Notice} tone="warn" title="That address was not accepted">${refused.message}<//>`}
+      ${refused && html`<${Notice} tone="warn" title=${title}>${refused.message}<//>`}
       <p class="lead">Marchline trains on your machines, so its pages need a key. There are two ways in:</p>
       <ol class="ways">
         <li>
@@ -32,7 +32,7 @@ function TokenForm() {
   const [problem, setProblem] = useState(null);
   const submit = async (event) => {
     event.preventDefault();
-    setProblem(await signIn({ token: token.trim() }));
+    setProblem(await signIn(token.trim()));
   };
   return html`
     <form onSubmit=${submit} class="inline-form">

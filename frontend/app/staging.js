@@ -1,8 +1,8 @@
 /** Before training: who is here, who is at the door, and what is missing to start. */
 import { Command } from "./acts.js";
-import { get } from "./api.js";
+import { useAnswer } from "./api.js";
 import { count, plural } from "./format.js";
-import { html, useEffect, useState } from "./html.js";
+import { html } from "./html.js";
 import { Icon } from "./icons.js";
 import { Outlook } from "./outlook.js";
 import { Age, Roster } from "./roster.js";
@@ -30,10 +30,7 @@ export function Staging({ live, phase }) {
 
 /** How another host dials in. The controller says the command: it knows under which address it can be reached. */
 function Join() {
-  const [controller, setController] = useState(null);
-  useEffect(() => {
-    get("controller").then(setController, () => undefined);
-  }, []);
+  const { answer: controller } = useAnswer("controller");
   return html`
     <${Panel} title="Add a host" className="join">
       <p>On each machine that shall train, in the directory that holds the job, run:</p>

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from api_harness import Api, problem_of
 
-from backend.api.frontend import FRONTEND_DIR, import_map_hashes
+from backend.api.frontend import FRONTEND_DIR, inline_script_hashes
 
 
-def test_the_page_is_served_with_a_policy_that_knows_its_import_map(api: Api, frontend_dir: Path) -> None:
+def test_the_page_is_served_with_a_policy_that_knows_its_scripts(api: Api, frontend_dir: Path) -> None:
     answer = api.anybody("GET", "/")
 
     assert answer.status_code == 200
@@ -30,13 +30,14 @@ def test_the_page_is_served_with_a_policy_that_knows_its_import_map(api: Api, fr
     assert api.anybody("GET", "/").headers["content-security-policy"] != policy
 
 
-def test_only_inline_import_maps_are_let_in() -> None:
-    page = """<script src="/a.js"></script><script>alert(1)</script><script type="importmap" src="x"></script>
-        <SCRIPT TYPE="importmap">{"a": "&amp;"}</SCRIPT><script type="module">let x = 1</script>"""
+def test_the_scripts_that_stand_in_the_page_are_let_in_to_the_byte() -> None:
+    page = """<script src="/a.js"></script><script>\nif (1 < 2) say("</p>");</script><script src="x">no()</script>
+        <SCRIPT TYPE="importmap">{"a": "&amp;"}</SCRIPT><p onclick="no()">no()</p>"""
 
-    hashes = import_map_hashes(page)
+    hashes = inline_script_hashes(page)
 
-    assert hashes == [base64.b64encode(hashlib.sha256(b'{"a": "&amp;"}').digest()).decode()]
+    texts = (b'\nif (1 < 2) say("</p>");', b'{"a": "&amp;"}')
+    assert hashes == [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,6 @@ def test_the_real_page_asks_only_for_files_that_are_served() -> None:
     assert wanted
     assert wanted <= set(listed)
     assert {"swagger-ui.js", "swagger-ui.css"} <= set(listed)
-    assert len(import_map_hashes(page)) == 1
+    assert len(inline_script_hashes(page)) == 2
     for place in re.findall(r'(?:src|href)="/app/([^"]+)"', page):
         assert (FRONTEND_DIR / "app" / place).is_file(), place

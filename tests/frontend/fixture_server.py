@@ -20,9 +20,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from backend.api.frontend import Frontend
+from backend.api.problems import ApiProblem, response_of
 
 TICKET = "demo-ticket"
 FRAME_SECONDS = 0.25
@@ -71,6 +73,11 @@ def problem(status: int, code: str, detail: str, errors: list[dict[str, str]] | 
     return JSONResponse(body, status, media_type="application/problem+json")
 
 
+def refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiProblem)
+    return response_of(error, request.url.path)
+
+
 def summary(view: dict[str, Any]) -> dict[str, Any]:
     picked = {key: view[key] for key in SUMMARY}
     metrics = view["eval"]["metrics"] if view["eval"] else None
@@ -104,7 +111,7 @@ class Fixture:
         self.subscriptions = 0
         self.loop: asyncio.AbstractEventLoop | None = None
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         api = "/api/v1"
         return Starlette(
             routes=[
@@ -119,7 +126,8 @@ class Fixture:
                 Route(f"{api}/runs/{{run:int}}", self.run),
                 Route(f"{api}/runs/{{run:int}}/{{part:path}}", self.part, methods=["GET", "POST", "PATCH", "DELETE"]),
                 WebSocketRoute(f"{api}/stream", self.stream),
-            ]
+            ],
+            exception_handlers={ApiProblem: refuse},
         )
 
     async def page(self, request: Request) -> Response:

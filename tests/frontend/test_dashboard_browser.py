@@ -6,21 +6,15 @@ No console error, no request off the origin, nothing that the policy refuses or 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import fixture_states as states
 import pytest
-from chromium import chromium, needs_chromium
-from fixture_server import TICKET, Fixture, serve
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, expect
+from chromium import needs_chromium
+from fixture_server import TICKET, Fixture
+from playwright.sync_api import Browser, Locator, Page, expect
+from watched import PHONE, Watched
 
 pytestmark = [pytest.mark.browser, needs_chromium]
-AXE = Path(__file__).resolve().parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
-RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
-DESK = (1440, 900)
-PHONE = (360, 740)
 FACES = {
     "runs": "#/",
     "new": "#/runs/new",
@@ -35,81 +29,6 @@ FACES = {
     "hostile": f"#/runs/{states.HOSTILE}",
     "collective": f"#/runs/{states.COLLECTIVE}",
 }
-
-
-expect.set_options(timeout=15_000)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as launched:
-        yield launched
-
-
-@pytest.fixture
-def fixture() -> Fixture:
-    return Fixture()
-
-
-@pytest.fixture
-def origin(fixture: Fixture) -> Iterator[str]:
-    with serve(fixture) as address:
-        yield address
-
-
-@pytest.fixture
-def empty_origin() -> Iterator[str]:
-    with serve(Fixture(empty=True)) as address:
-        yield address
-
-
-class Watched:
-    """A page of its own, and everything that went wrong in it."""
-
-    def __init__(self, browser: Browser, origin: str, *, scheme: str = "light", size: tuple[int, int] = DESK) -> None:
-        self.origin = origin
-        self.wrongs: list[str] = []
-        viewport = {"width": size[0], "height": size[1]}
-        self.context = browser.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
-        self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.wrongs.append(f"script error: {error}"))
-        self.page.on("request", self._request)
-
-    def __enter__(self) -> Watched:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.context.close()
-
-    def sign_in(self, face: str = "#/") -> Page:
-        self.page.goto(f"{self.origin}/#ticket={TICKET}")
-        expect(self.page.get_by_role("heading", level=1)).to_have_text("Runs")
-        if face != "#/":
-            self.page.goto(f"{self.origin}/{face}")
-        return self.page
-
-    def check(self) -> None:
-        """Nothing went wrong, axe finds nothing, and nothing sticks out to the side."""
-        assert self.wrongs == []
-        assert self.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        self.page.evaluate("scrollTo(0, 0)")  # or the bar at the top covers half a control, which axe calls too small
-        self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate(
-            "rules => axe.run(document, {runOnly: rules})"
-            ".then(r => r.violations.map(v => [v.id, v.nodes.slice(0, 3).map(n => n.target.join(' '))]))",
-            RULES,
-        )
-        assert found == []
-
-    def _console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.wrongs.append(f"console {message.type}: {message.text}")
-
-    def _request(self, request: Request) -> None:
-        if not request.url.startswith((self.origin, "data:", "blob:")):
-            self.wrongs.append(f"request off the origin: {request.url}")
 
 
 def tile(page: Page, label: str) -> Locator:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.api.frontend import import_map_hashes
+from backend.api.frontend import inline_script_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 FRONTEND = ROOT / "frontend"
@@ -47,8 +47,8 @@ def test_every_import_is_served() -> None:
     for place in vendor.values():
         assert (FRONTEND / place).is_file(), f"{place} is missing: run npm ci in frontend/"
     page = (FRONTEND / "index.html").read_text()
-    assert len(import_map_hashes(page)) == 1
-    imports = json.loads(re.search(r"\{.*\}", page, re.S)[0])["imports"]  # type: ignore[index]
+    assert len(inline_script_hashes(page)) == 2
+    imports = json.loads(re.search(r'<script type="importmap">(.*?)</script>', page, re.S)[1])["imports"]  # type: ignore[index]
     assert all(place.removeprefix("/vendor/") in vendor for place in imports.values())
     for script in SCRIPTS:
         for name in re.findall(r'^(?:import|export) .*?from "([^"]+)"', script.read_text(), re.M):
