@@ -7,11 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlparse
 
 import pytest
-from chromium import chromium, needs_chromium
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
+from chromium import Ear, chromium, needs_chromium
+from playwright.sync_api import Browser, Page, expect
 from stage import ROOT, Stage, environment, stage
 
 SPEEDS = {"swift": 20, "steady": 40, "slow": 80}
@@ -27,26 +26,12 @@ pytestmark = [
 
 
 class Watched:
-    """A page whose console and requests are kept."""
+    """A page, and what went wrong in it."""
 
     def __init__(self, page: Page, origin: str) -> None:
         self.page = page
-        self.errors: list[str] = []
-        self.foreign: list[str] = []
-        self._origin = urlparse(origin).netloc
-        page.on("console", self._console)
-        page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", self._request)
-
-    def _console(self, message: ConsoleMessage) -> None:
         # The browser itself reports an HTTP 409 as an error: that is Start being refused, which the test provokes.
-        if message.type in ("error", "warning") and "status of 409" not in message.text:
-            self.errors.append(message.text)
-
-    def _request(self, request: Request) -> None:
-        address = urlparse(request.url)
-        if address.scheme not in ("data", "blob") and address.netloc != self._origin:
-            self.foreign.append(request.url)
+        self.wrongs = Ear(page, origin, pardon="status of 409").wrongs
 
     def picture(self, name: str) -> None:
         if SCREENSHOTS:
@@ -123,8 +108,7 @@ def test_from_dial_in_to_history(browser: Browser, repository: Stage) -> None:
     expect(page.get_by_text("sets the pace", exact=False).first).to_be_visible()
     page.goto(f"{repository.url}/#/")
     expect(page.get_by_role("link", name="first march").first).to_be_visible()
-    assert watched.errors == []
-    assert watched.foreign == []
+    assert watched.wrongs == []
 
 
 def test_a_death_is_on_the_page(browser: Browser, repository: Stage) -> None:
@@ -144,7 +128,7 @@ def test_a_death_is_on_the_page(browser: Browser, repository: Stage) -> None:
     repository.ended(run)
     expect(watched.page.get_by_text("Done", exact=True).first).to_be_visible()
     watched.picture("death")
-    assert watched.errors == []
+    assert watched.wrongs == []
 
 
 def test_a_stranger_is_asked_to_sign_in(browser: Browser, repository: Stage) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from chromium import Ear
 from fixture_server import TICKET
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
+from playwright.sync_api import Browser, Page, expect
 
 AXE = Path(__file__).resolve().parents[2] / "frontend" / "node_modules" / "axe-core" / "axe.min.js"
 RULES = ["wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice"]
@@ -21,14 +22,12 @@ class Watched:
 
     def __init__(self, browser: Browser, origin: str, *, scheme: str = "light", size: tuple[int, int] = DESK) -> None:
         self.origin = origin
-        self.wrongs: list[str] = []
         viewport = {"width": size[0], "height": size[1]}
         self.context = browser.new_context(color_scheme=scheme, viewport=viewport)  # type: ignore[arg-type]
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(15_000)
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.wrongs.append(f"script error: {error}"))
-        self.page.on("request", self._request)
+        self.ear = Ear(self.page, origin)
+        self.wrongs = self.ear.wrongs
 
     def __enter__(self) -> Watched:
         return self
@@ -55,11 +54,3 @@ class Watched:
             RULES,
         )
         assert found == []
-
-    def _console(self, message: ConsoleMessage) -> None:
-        if message.type in ("error", "warning"):
-            self.wrongs.append(f"console {message.type}: {message.text}")
-
-    def _request(self, request: Request) -> None:
-        if not request.url.startswith((self.origin, "data:", "blob:")):
-            self.wrongs.append(f"request off the origin: {request.url}")
