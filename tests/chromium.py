@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="no Playwright; make setup installs it")
 PATH = shutil.which("chromium") or shutil.which("chromium-browser")
 needs_chromium = pytest.mark.skipif(PATH is None, reason="no Chromium; install it with: apt-get install chromium")
 # Without the background flags the browser calls home, which tests forbid.
@@ -26,7 +30,7 @@ FLAGS = [
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A headless Chromium that ends with the block."""
-    with sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=PATH, args=FLAGS)
         yield browser
         browser.close()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
-from chromium import chromium
 from fixture_server import Fixture, serve
-from playwright.sync_api import Browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    from chromium import chromium  # it skips whoever imports it where there is no Playwright
+
     with chromium() as launched:
         yield launched
 
