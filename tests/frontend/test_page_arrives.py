@@ -54,10 +54,11 @@ def test_a_file_that_was_lost_is_asked_for_again(browser: Browser, origin: str, 
         only_losses(watched)
 
 
-def test_a_page_that_does_not_come_says_so_and_keeps_the_ticket(browser: Browser, origin: str) -> None:
+@pytest.mark.parametrize("path", ["/app/store.js", "/app/style.css"])
+def test_a_page_that_does_not_come_says_so_and_keeps_the_ticket(browser: Browser, origin: str, path: str) -> None:
     with Watched(browser, origin) as watched:
         page = watched.page
-        asked = lose(page, "/app/store.js", 4)
+        asked = lose(page, path, 4)
         page.goto(f"{origin}/#ticket={TICKET}")
         expect(page.get_by_role("status")).to_contain_text("A part of this page did not arrive.")
         assert asked() == 4
