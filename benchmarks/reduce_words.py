@@ -29,7 +29,7 @@ def links(found: dict[str, Any]) -> list[str]:
     lines = [
         f"Hosts on links of {found['mbit']:g} Mbit/s each way (tc tbf at both ends, burst {found['burst_bytes'] >> 10} "
         f"KiB, queue {found['queue_bytes'] >> 10} KiB), ms, median (least to most).",
-        "The controller is in the root namespace, on the bridge, without a limit of its own, unless the row says so.",
+        "The controller is at the hub, on the bridge, without a limit of its own, unless the row says so.",
         "",
         "| hosts | wire | Marchline | of the line | gloo | ratio | gloo bf16 | TCP stream | others' cores | dropped |",
         "|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
