@@ -80,16 +80,16 @@ export async function* pages(path, after, { limit = 400, key, until = Infinity }
   }
 }
 
-/**
- * What `ask` resolves to. While nobody answers, or the controller is in trouble, it is asked again; `away` is told the
- * problem each time, and stops it by throwing.
- */
+/** No answer, or one that says to try later: a proxy without its controller, a controller without its database. */
+const LATER = [0, 502, 503, 504];
+
+/** What `ask` resolves to, asked again while there is none; `away` is told why each time, and stops it by throwing. */
 export async function untilAnswered(ask, away, wait = retryDelay) {
   for (let tries = 0; ; tries += 1) {
     try {
       return await ask();
     } catch (problem) {
-      if (!(problem instanceof Problem) || (problem.status > 0 && problem.status < 500)) throw problem;
+      if (!(problem instanceof Problem) || !LATER.includes(problem.status)) throw problem;
       away(problem);
     }
     await new Promise((resolve) => setTimeout(resolve, wait(tries)));

@@ -113,7 +113,7 @@ function Entering() {
   if (!problem) return html`<p class="booting" role="status">Loading …</p>`;
   return html`
     <div class="page-head"><h1 tabindex="-1">Marchline</h1></div>
-    <${Notice} tone="bad" title="No answer" live=${true}>${problem.message} This page goes on asking.<//>
+    <${Notice} tone="bad" title=${problem.title} live=${true}>${problem.message} This page goes on asking.<//>
   `;
 }
 

@@ -144,6 +144,31 @@ def test_what_a_page_shows_first_is_asked_until_it_is_answered(
         only_losses(watched)
 
 
+@pytest.mark.parametrize(("status", "again"), [(502, True), (503, True), (504, True), (500, False)])
+def test_who_says_later_is_asked_again_and_who_failed_is_not(
+    browser: Browser, origin: str, status: int, again: bool
+) -> None:
+    with Watched(browser, origin) as watched:
+        page = watched.sign_in()
+        asked = count()
+
+        def answer(route: Route) -> None:
+            if next(asked) == 0:
+                route.fulfill(status=status, json={"title": "Trouble", "detail": "It cannot be said now."})
+            else:
+                route.continue_()
+
+        page.route(f"**/api/v1/runs/{states.DONE}", answer)
+        page.goto(f"{origin}/#/runs/{states.DONE}")
+        if again:
+            expect(page.get_by_role("heading", name="Loss", exact=True)).to_be_visible()
+        else:
+            expect(page.get_by_role("alert")).to_contain_text("It cannot be said now.")
+            page.get_by_role("link", name="All runs", exact=True).click()
+            expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+            assert next(asked) == 1
+
+
 def test_the_form_and_the_command_are_asked_until_they_are_answered(browser: Browser, origin: str) -> None:
     with Watched(browser, origin) as watched:
         page = watched.sign_in()
