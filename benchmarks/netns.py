@@ -131,6 +131,7 @@ class Network:
             self._on_hub("link", "set", "lo", "up")
             self._on_hub("link", "add", BRIDGE, "type", "bridge")
             self._on_hub("addr", "add", f"{self.address}/24", "dev", BRIDGE)
+            self._on_hub("link", "set", BRIDGE, "addrgenmode", "none")  # an address of its own would come in a second
             self._on_hub("link", "set", BRIDGE, "up")
             hub = os.open(NAMESPACES / self._hub, os.O_RDONLY | os.O_CLOEXEC)
             try:

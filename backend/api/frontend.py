@@ -2,7 +2,7 @@
 
 ``/app/*`` is ``frontend/app``. ``/vendor/*`` is exactly what ``frontend/vendor.json`` lists; npm put that
 below ``frontend/``. The import map must stand inside the page, and so must the script that watches whether the others
-arrive: the policy holds their hashes.
+arrive, ``#arrival``: the policy holds the hashes of these two.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def page_policy(script_hashes: list[str]) -> str:
-    """The dashboard's Content-Security-Policy. ``script_hashes`` are those of its inline scripts."""
+    """The dashboard's Content-Security-Policy. ``script_hashes`` are those of what may run inside of it."""
     scripts = " ".join(["'self'", *(f"'sha256-{value}'" for value in script_hashes)])
     return (
         f"default-src 'none'; script-src {scripts}; style-src 'self'; connect-src 'self'; "
@@ -57,7 +57,7 @@ def page_policy(script_hashes: list[str]) -> str:
 
 
 class _InlineScripts(HTMLParser):
-    """Collects the text of scripts that stand in the page, to the byte."""
+    """Collects the text of import maps and of the script ``#arrival`` that stand in the page, to the byte."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=False)
@@ -65,7 +65,9 @@ class _InlineScripts(HTMLParser):
         self._inside = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._inside = tag == "script" and "src" not in dict(attrs)
+        given = dict(attrs)
+        known = given.get("type") == "importmap" or given.get("id") == "arrival"
+        self._inside = tag == "script" and known and "src" not in given
         if self._inside:
             self.texts.append("")
 
@@ -79,7 +81,7 @@ class _InlineScripts(HTMLParser):
 
 
 def inline_script_hashes(html: str) -> list[str]:
-    """sha256 of each inline script of a page, in base64, as a policy wants it."""
+    """sha256 of each script inside a page that may run there, in base64, as a policy wants it."""
     parser = _InlineScripts()
     parser.feed(html)
     parser.close()

@@ -84,7 +84,7 @@ export async function* pages(path, after, { limit = 400, key, until = Infinity }
 const LATER = [0, 502, 503, 504];
 
 /** What `ask` resolves to, asked again while there is none; `away` is told why each time, and stops it by throwing. */
-export async function untilAnswered(ask, away, wait = retryDelay) {
+export async function untilAnswered(ask, away) {
   for (let tries = 0; ; tries += 1) {
     try {
       return await ask();
@@ -92,7 +92,7 @@ export async function untilAnswered(ask, away, wait = retryDelay) {
       if (!(problem instanceof Problem) || !LATER.includes(problem.status)) throw problem;
       away(problem);
     }
-    await new Promise((resolve) => setTimeout(resolve, wait(tries)));
+    await new Promise((resolve) => setTimeout(resolve, retryDelay(tries)));
   }
 }
 
@@ -119,6 +119,12 @@ export function useAnswer(path) {
   return known.path === path ? known : UNKNOWN;
 }
 
+/** What asking ends with: null, or the problem. */
+const problemOf = (asked) => asked.then(
+  () => null,
+  (problem) => problem,
+);
+
 /**
  * The printed address `/#ticket=...` is traded for a cookie once. It leaves the address bar before anything else
  * happens, so that it is in no history, bookmark or screenshot. Resolves to a Problem, or null.
@@ -127,23 +133,11 @@ export async function tradeTicket(away) {
   const ticket = new URLSearchParams(location.hash.slice(1)).get("ticket");
   if (!ticket) return null;
   history.replaceState(null, "", `${location.pathname}#/`);
-  try {
-    await untilAnswered(() => post("session", { ticket }), away);
-    return null;
-  } catch (problem) {
-    return problem;
-  }
+  return problemOf(untilAnswered(() => post("session", { ticket }), away));
 }
 
 /** Trade the operator's token for a cookie. Resolves to a Problem, or null. */
-export async function signIn(token) {
-  try {
-    await post("session", { token });
-    return null;
-  } catch (problem) {
-    return problem;
-  }
-}
+export const signIn = (token) => problemOf(post("session", { token }));
 
 export async function signOut() {
   await remove("session");

@@ -30,9 +30,11 @@ def test_the_page_is_served_with_a_policy_that_knows_its_scripts(api: Api, front
     assert api.anybody("GET", "/").headers["content-security-policy"] != policy
 
 
-def test_the_scripts_that_stand_in_the_page_are_let_in_to_the_byte() -> None:
-    page = """<script src="/a.js"></script><script>\nif (1 < 2) say("</p>");</script><script src="x">no()</script>
-        <SCRIPT TYPE="importmap">{"a": "&amp;"}</SCRIPT><p onclick="no()">no()</p>"""
+def test_only_inline_import_maps_and_the_script_of_the_arrival_are_let_in() -> None:
+    page = """<script src="/a.js"></script><script>alert(1)</script><script type="importmap" src="x"></script>
+        <script id="arrival">\nif (1 < 2) say("</p>");</script><script id="arrival" src="x">no()</script>
+        <SCRIPT TYPE="importmap">{"a": "&amp;"}</SCRIPT><script type="module">let x = 1</script>
+        <p id="arrival" onclick="no()">no()</p>"""
 
     hashes = inline_script_hashes(page)
 

@@ -54,12 +54,10 @@ class Interrupted(Fixture):
 
 def test_the_page_comes_all_the_same() -> None:
     fixture = Interrupted()
-    with netns.Network() as network, serve(fixture) as origin, chromium() as browser:
-        network.add()  # without any host its bridge does not count as connected
-        with Watched(browser, origin) as watched:
-            with watched.page.expect_event("requestfailed", timeout=30_000):
-                watched.page.goto(f"{origin}/#ticket={TICKET}", wait_until="commit")
-            fixture.go_on()
-            expect(watched.page.get_by_role("heading", level=1)).to_have_text("Runs")
-            assert watched.ear.network_changes
-            assert watched.wrongs == []
+    with netns.Network(), serve(fixture) as origin, chromium() as browser, Watched(browser, origin) as watched:
+        with watched.page.expect_event("requestfailed", timeout=30_000):
+            watched.page.goto(f"{origin}/#ticket={TICKET}", wait_until="commit")
+        fixture.go_on()
+        expect(watched.page.get_by_role("heading", level=1)).to_have_text("Runs")
+        assert watched.ear.network_changes
+        assert watched.wrongs == []
